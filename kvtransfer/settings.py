@@ -1,0 +1,22 @@
+"""The numbers that bound a transfer, as plain arguments of the sender and the receiver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferSettings:
+    """All in seconds. Leaves of the `disagg` bag fill it; nothing here reads configuration."""
+
+    handshake_timeout: float = 30.0
+    """Decode: from `open` until prefill's worker has accepted this one."""
+    bootstrap_timeout: float = 120.0
+    """Prefill: from `open` until decode has reserved pages; also how long a reservation or a refusal that
+    came before its request is kept."""
+    receive_timeout: float = 300.0
+    """Decode: from `reserve` until the last page is in place (prefill's queueing and compute included)."""
+    transfer_timeout: float = 60.0
+    """Prefill: for every posted write to become final, counted from the last `send`."""
+    heartbeat_interval: float = 2.0
+    """A silent or dead peer is seen within two of these."""
