@@ -1,0 +1,311 @@
+"""The event loop that every scheduler shares: receive → admit → schedule → forward → process.
+
+A role says what a new request does first (`admit`), what one turn of work is (`advance`), how an abort ends
+a request (`abort`) and which sockets besides the frontend's can bring news.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import zmq
+from diptych.common_config import readback
+from diptych.engine.frontend_link import FrontendLink
+from diptych.engine.kv_pool import KVPool
+from diptych.engine.metrics import EngineMetrics
+from diptych.engine.request import Request
+from diptych.engine.runner import Chunk, ModelRunner
+from diptych.engine.sampling import SampledToken, Sampler, SamplingState
+from diptych.engine.wire import (
+    Abort,
+    Drain,
+    Finish,
+    FlushCache,
+    FlushReply,
+    FrontendMessage,
+    Generate,
+    GetState,
+    OutputBatch,
+    SchedulerReady,
+    StateReply,
+    TokenOutput,
+)
+from prometheus_client import CollectorRegistry
+
+log = logging.getLogger(__name__)
+
+
+class RequestRefused(Exception):
+    """A request that can't be taken; becomes a `Finish` of kind error for that request alone."""
+
+    def __init__(self, message: str, *, status: int, param: str | None = None) -> None:
+        super().__init__(message)
+        self.finish = Finish(kind="error", message=message, status=status, param=param)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerParts:
+    """What every role's scheduler is composed of."""
+
+    runner: ModelRunner
+    frontend: FrontendLink
+    registry: CollectorRegistry
+    parent_fd: int
+    """Reads end-of-file when the frontend is gone."""
+    max_requests: int
+    """Running and queued together; one more is refused."""
+
+
+class Scheduler(ABC):
+    """One rank's loop. Single-threaded: everything below happens on the thread that calls `run`."""
+
+    def __init__(self, parts: SchedulerParts) -> None:
+        self.runner = parts.runner
+        self.pool: KVPool = parts.runner.pool
+        self.metrics = EngineMetrics(parts.registry)
+        self.metrics.follow(self.load)
+        self.requests: dict[str, Request] = {}
+        self.max_requests = parts.max_requests
+        self._frontend = parts.frontend
+        self._parent_fd = parts.parent_fd
+        self._sampler = Sampler(self.runner.model.config.vocab_size, self.pool.slab.device)
+        self._outputs: list[TokenOutput] = []
+        self._draining = False
+        self._stopped = False
+        self._checked_idle = True
+
+    # ---- what a role adds -----------------------------------------------------------------------------
+
+    @abstractmethod
+    def make_request(self, message: Generate, state: SamplingState) -> Request: ...
+
+    @abstractmethod
+    def admit(self, request: Request) -> None:
+        """Take a new request. Raises `RequestRefused`."""
+
+    @abstractmethod
+    def abort(self, request: Request, finish: Finish) -> None:
+        """End a request early, give back its pages (or quarantine them) and `finish` it."""
+
+    @abstractmethod
+    def advance(self) -> bool:
+        """One turn of work; True if there may be more to compute at once."""
+
+    @abstractmethod
+    def load(self) -> dict[str, int]:
+        """See `wire.StateReply.load`."""
+
+    def wait_seconds(self) -> float | None:
+        """How long the loop may sleep without news; None is for ever."""
+        return None
+
+    def pollables(self) -> Sequence[zmq.Socket[bytes] | int]:
+        """Sockets and file descriptors, besides the frontend's, that can bring news; asked at each wait."""
+        return ()
+
+    def settled(self) -> bool:
+        """With no request left: whether every page that a transfer may still touch has been given back."""
+        return True
+
+    # ---- the loop -------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until the frontend is gone or asks to drain and everything has ended."""
+        self._frontend.send(
+            SchedulerReady(
+                pid=os.getpid(),
+                context_length=self.runner.facts.context_length,
+                vocab_size=self.runner.model.config.vocab_size,
+                max_total_tokens=self.pool.allocator.total * self.pool.layout.page_size,
+                eos_token_ids=list(self.runner.model.config.eos_token_ids),
+            )
+        )
+        busy = False
+        while not self._stopped:
+            self._receive(0.0 if busy else self.wait_seconds())
+            busy = self.advance()
+            self._flush_outputs()
+            if not self.requests:
+                self._when_idle()
+
+    def _receive(self, timeout: float | None) -> None:
+        poller = zmq.Poller()
+        for source in (self._frontend.socket, self._parent_fd, *self.pollables()):
+            poller.register(source, zmq.POLLIN)
+        # ZMQ counts whole milliseconds: round up, or the last fraction of a wait becomes a busy loop.
+        ready = dict(poller.poll(None if timeout is None else math.ceil(timeout * 1000)))
+        if self._parent_fd in ready:
+            log.warning("the frontend is gone; stopping")
+            self._stopped = True
+            return
+        for message in self._frontend.receive():
+            self._handle(message)
+
+    def _handle(self, message: FrontendMessage) -> None:
+        match message:
+            case Generate():
+                self._take(message)
+            case Abort(rid=rid, reason=reason, quiet=quiet):
+                request = self.requests.get(rid)
+                if request is not None:
+                    self.abort(request, Finish(kind="abort", message=reason))
+                    if quiet:
+                        self._outputs = [output for output in self._outputs if output.rid != rid]
+            case FlushCache(call_id=call_id):
+                self._frontend.send(self._flush_cache(call_id))
+            case GetState(call_id=call_id):
+                self._frontend.send(
+                    StateReply(
+                        call_id=call_id,
+                        metrics=self.metrics.exposition(),
+                        load=self.load(),
+                        config=readback(),
+                    )
+                )
+            case Drain():
+                self._draining = True
+
+    def _take(self, message: Generate) -> None:
+        try:
+            if message.rid in self.requests:
+                raise RequestRefused(
+                    f"request id {message.rid!r} is already running", status=409, param="rid"
+                )
+            if self._draining:
+                raise RequestRefused("the worker is shutting down", status=503)
+            if len(self.requests) >= self.max_requests:
+                raise RequestRefused(f"the queue is full ({self.max_requests} requests)", status=503)
+            self._require_room_for(message)
+            request = self.make_request(message, self._sampling_state(message))
+            self.admit(request)
+        except RequestRefused as refusal:
+            self._outputs.append(TokenOutput(rid=message.rid, finish=refusal.finish))
+            self.metrics.finished.labels("refused").inc()
+            return
+        self.requests[message.rid] = request
+        self._checked_idle = False
+
+    def _require_room_for(self, message: Generate) -> None:
+        capacity = self.pool.allocator.total * self.pool.layout.page_size
+        if self.pool.layout.pages_for(len(message.prompt_ids) + 1) > self.pool.allocator.total:
+            raise RequestRefused(
+                f"the prompt has {len(message.prompt_ids)} tokens; "
+                f"the KV pool of this worker holds {capacity}",
+                status=400,
+                param="prompt",
+            )
+
+    def _sampling_state(self, message: Generate) -> SamplingState:
+        config = self.runner.model.config
+        return SamplingState(
+            message.sampling,
+            message.prompt_ids,
+            eos_token_ids=config.eos_token_ids,
+            vocab_size=config.vocab_size,
+            device=self.pool.slab.device,
+        )
+
+    def _flush_cache(self, call_id: int) -> FlushReply:
+        if self.requests:
+            return FlushReply(call_id=call_id, ok=False, message=f"{len(self.requests)} requests are running")
+        dropped = self.pool.flush_cache()
+        return FlushReply(call_id=call_id, ok=True, message=f"{dropped} pages dropped")
+
+    def _flush_outputs(self) -> None:
+        if self._outputs:
+            self._frontend.send(OutputBatch(outputs=self._outputs))
+            self._outputs = []
+
+    def _when_idle(self) -> None:
+        """Nothing runs: whatever the pool still counts as held is a leak; say so once."""
+        if not self._checked_idle and self.settled():
+            self._checked_idle = True
+            try:
+                self.pool.check()
+                assert self.pool.allocator.held == 0, f"{self.pool.allocator.held} pages are held by nobody"
+            except AssertionError as error:
+                self.metrics.accounting_errors.inc()
+                log.error("page accounting is wrong while idle: %s", error)
+        if self._draining and self.settled():
+            self._stopped = True
+
+    # ---- pieces of a turn that roles compose ----------------------------------------------------------
+
+    def run_prefill(self, chunks: list[Chunk]) -> list[SampledToken | None]:
+        """Compute chunks; the first output token of each chunk that completes its prompt, in order.
+
+        None for a request that wants no token (`max_new_tokens` 0).
+        """
+        started = time.perf_counter()
+        completing = [chunk.request for chunk in chunks if chunk.completes_prompt]
+        logits = self.runner.prefill(chunks)
+        rows = [i for i, request in enumerate(completing) if request.params.max_new_tokens > 0]
+        sampled = iter(
+            self._sampler.sample(logits[rows], [completing[i].state for i in rows]) if rows else ()
+        )
+        tokens = [next(sampled) if r.params.max_new_tokens > 0 else None for r in completing]
+        self.metrics.prefill_tokens.inc(sum(chunk.length for chunk in chunks))
+        self.metrics.prefill_seconds.inc(time.perf_counter() - started)
+        return tokens
+
+    def run_decode(self, requests: list[Request]) -> list[SampledToken]:
+        """One decode step: the next token of each request, in order."""
+        started = time.perf_counter()
+        tokens = self._sampler.sample(self.runner.decode(requests), [r.state for r in requests])
+        self.metrics.decode_tokens.inc(len(requests))
+        self.metrics.decode_seconds.inc(time.perf_counter() - started)
+        return tokens
+
+    def accept(self, request: Request, token: SampledToken | None) -> Finish | None:
+        """Append a token to a request and tell the client; the reason when the request is now complete.
+
+        The caller ends a completed request with `retire`.
+        """
+        first = not request.output_ids
+        if token is None:
+            finish: Finish | None = Finish(kind="length")
+        else:
+            request.accept(token.token_id)
+            finish = request.state.finish_reason()
+        wants_prompt = first and request.params.prompt_logprobs is not None
+        self._outputs.append(
+            TokenOutput(
+                rid=request.rid,
+                token_ids=[] if token is None else [token.token_id],
+                logprobs=None if token is None or token.logprob is None else [token.logprob],
+                finish=finish,
+                prompt_logprobs=request.prompt_logprobs if wants_prompt else None,
+                cached_tokens=request.cached_tokens,
+            )
+        )
+        return finish
+
+    def send_output(self, output: TokenOutput) -> None:
+        """Leaves with everything else at the end of the turn."""
+        self._outputs.append(output)
+
+    def outgrown(self, request: Request) -> Finish:
+        """For a request that needs more pages than the whole pool has."""
+        return Finish(
+            kind="error",
+            message=f"the request has grown to {request.num_tokens} tokens; the KV pool of this worker holds "
+            f"{self.pool.allocator.total * self.pool.layout.page_size}",
+            status=400,
+            param="max_tokens",
+        )
+
+    def retire(self, request: Request, finish: Finish, *, tell: bool = True) -> None:
+        """The request is over: forget it. Its pages are already given back or answered for elsewhere."""
+        if self.requests.pop(request.rid, None) is None:
+            return
+        self.metrics.finished.labels(finish.kind).inc()
+        if tell:
+            self._outputs.append(
+                TokenOutput(rid=request.rid, finish=finish, cached_tokens=request.cached_tokens)
+            )

@@ -1,0 +1,186 @@
+"""The prefill worker's scheduler: compute prompts chunk by chunk, push their pages as they become final."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+
+import zmq
+from diptych.engine.prompt_queue import PromptQueue
+from diptych.engine.radix_cache import PrefixMatch
+from diptych.engine.request import Request
+from diptych.engine.sampling import SamplingState
+from diptych.engine.scheduler import RequestRefused, Scheduler, SchedulerParts
+from diptych.engine.wire import Finish, Generate, TokenOutput
+from diptych.kvtransfer.errors import DuplicateRoom, UnknownRoom
+from diptych.kvtransfer.events import DestinationReady, Drained, Failed, Sent, TransferEvent
+from diptych.kvtransfer.outcome import CLIENT_CLOSED_REQUEST, transfer_finish
+from diptych.kvtransfer.sender import PrefillSender
+from diptych.prefill.request import PrefillRequest, PrefillState
+
+# While a write is in flight there is no descriptor to wait on: the library is asked this often.
+POLL_SECONDS = 0.001
+
+
+@dataclass(slots=True)
+class DrainingPages:
+    """Pages of a failed request that the transfer library may still be reading."""
+
+    pages: list[int]
+    match: PrefixMatch | None
+
+
+class PrefillScheduler(Scheduler):
+    def __init__(self, parts: SchedulerParts, sender: PrefillSender, queue: PromptQueue) -> None:
+        super().__init__(parts)
+        self._sender = sender
+        self._queue = queue
+        self._rooms: dict[int, PrefillRequest] = {}
+        self._draining_pages: dict[int, DrainingPages] = {}
+
+    # ---- requests -------------------------------------------------------------------------------------
+
+    def make_request(self, message: Generate, state: SamplingState) -> PrefillRequest:
+        if message.room is None:
+            raise RequestRefused(
+                "a prefill worker needs a bootstrap_room; send requests through the router",
+                status=400,
+                param="bootstrap_room",
+            )
+        return PrefillRequest(message, state, room=message.room)
+
+    def admit(self, request: Request) -> None:
+        assert isinstance(request, PrefillRequest)
+        try:
+            self._sender.open(request.room)
+        except DuplicateRoom as error:
+            raise RequestRefused(str(error), status=400, param="bootstrap_room") from error
+        self._rooms[request.room] = request
+
+    def abort(self, request: Request, finish: Finish) -> None:
+        assert isinstance(request, PrefillRequest)
+        request.ending = finish
+        self._sender.abort(request.room, finish.message, CLIENT_CLOSED_REQUEST)
+        self._handle_events(self._sender.step())
+
+    # ---- one turn -------------------------------------------------------------------------------------
+
+    def advance(self) -> bool:
+        self._handle_events(self._sender.step())
+        plan = self._queue.plan(max_admit=self.max_requests)
+        for request in plan.admitted:
+            assert isinstance(request, PrefillRequest)
+            request.move(PrefillState.FORWARDING)
+            self.metrics.cached_tokens.inc(request.cached_tokens)
+            self._send_final_pages(request)
+        if not plan.chunks:
+            return False
+        tokens = self.run_prefill(plan.chunks)
+        for chunk in plan.chunks:
+            self._send_final_pages(chunk.request)
+        for request, token in zip(self._queue.completed(plan.chunks), tokens, strict=True):
+            assert isinstance(request, PrefillRequest)
+            assert request.match is not None
+            request.first_token = token
+            request.match = self.pool.cache(request.prompt_ids, request.pages.tolist(), request.match)
+            request.move(PrefillState.TRANSFERRING)
+            # A room that failed while its chunk was computed is unknown by now; its `Failed` comes next.
+            with contextlib.suppress(UnknownRoom):
+                self._sender.finish(request.room, request.aux())
+        return True
+
+    def _send_final_pages(self, request: Request) -> None:
+        assert isinstance(request, PrefillRequest)
+        pages = request.unsent_pages(self.pool.layout.page_size)
+        if pages:
+            with contextlib.suppress(UnknownRoom):
+                self._sender.send(request.room, pages, request.num_sent_pages)
+            request.num_sent_pages += len(pages)
+
+    # ---- news from the transfer -----------------------------------------------------------------------
+
+    def _handle_events(self, events: list[TransferEvent]) -> None:
+        for event in events:
+            match event:
+                case DestinationReady():
+                    self._start(event)
+                case Sent(room=room):
+                    self._complete(self._rooms.pop(room))
+                case Failed():
+                    self._fail(self._rooms.pop(event.room), event)
+                case Drained(room=room):
+                    left = self._draining_pages.pop(room)
+                    self.pool.release(left.pages, left.match)
+
+    def _start(self, event: DestinationReady) -> None:
+        request = self._rooms[event.room]
+        if event.num_prompt_tokens != request.num_prompt:
+            self._sender.abort(
+                event.room,
+                f"prefill counts {request.num_prompt} prompt tokens, decode {event.num_prompt_tokens}: "
+                "the two workers did not get the same request",
+                400,
+            )
+            return
+        expected = self.pool.layout.pages_for(request.num_prompt)
+        if event.first_page_index + event.num_pages != expected:
+            self._sender.abort(
+                event.room, f"decode reserved {event.num_pages} pages, the prompt fills {expected}", 500
+            )
+            return
+        request.move(PrefillState.WAITING)
+        self._queue.add(request)
+
+    def _complete(self, request: PrefillRequest) -> None:
+        request.move(PrefillState.DONE)
+        self.pool.release(request.take_pages(), request.match)
+        token = request.first_token
+        finish = Finish(kind="length")
+        if token is not None:
+            request.accept(token.token_id)
+            finish = request.state.finish_reason() or finish
+        self.send_output(
+            TokenOutput(
+                rid=request.rid,
+                token_ids=[] if token is None else [token.token_id],
+                logprobs=None if token is None or token.logprob is None else [token.logprob],
+                finish=finish,
+                prompt_logprobs=request.aux().prompt_logprobs,
+                cached_tokens=request.cached_tokens,
+            )
+        )
+        self.retire(request, finish, tell=False)
+
+    def _fail(self, request: PrefillRequest, event: Failed) -> None:
+        finish = request.ending or transfer_finish(event)
+        request.move(PrefillState.ABORTED if finish.kind == "abort" else PrefillState.FAILED)
+        self._queue.remove(request)
+        pages = request.take_pages()
+        if event.drained:
+            self.pool.release(pages, request.match)
+        else:
+            self._draining_pages[request.room] = DrainingPages(pages, request.match)
+        self.retire(request, finish)
+
+    # ---- loop hooks -----------------------------------------------------------------------------------
+
+    def load(self) -> dict[str, int]:
+        counts = self.pool.counts()
+        return counts | {
+            "num_running_reqs": len(self.requests),
+            "num_waiting_reqs": self._queue.num_waiting,
+            "num_used_tokens": counts["pages_held"] * self.pool.layout.page_size,
+        }
+
+    def settled(self) -> bool:
+        return not self._draining_pages
+
+    def wait_seconds(self) -> float | None:
+        if self._sender.busy:
+            return POLL_SECONDS
+        deadline = self._sender.next_deadline()
+        return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+    def pollables(self) -> list[zmq.Socket[bytes] | int]:
+        return self._sender.pollables()
