@@ -63,7 +63,8 @@ def draw_filtered(scaled: torch.Tensor, params: Sequence[SamplingParams], u: tor
         if not rows:
             continue
         index = torch.tensor(rows, device=scaled.device)
-        tokens, enough = _draw_from_top(scaled[index], [params[row] for row in rows], u[index], size)
+        some = scaled if len(rows) == len(params) else scaled.index_select(0, index)
+        tokens, enough = _draw_from_top(some, [params[row] for row in rows], u[index], size)
         drawn[index] = tokens
         settled = {row for row, ok in zip(rows, enough.tolist(), strict=True) if ok}
         pending = [row for row in pending if row not in settled]
@@ -77,18 +78,19 @@ def _draw_from_top(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw from the `size` likeliest tokens: (token ids [R], whether that many were enough [R] bool)."""
     width = scaled.shape[1]
+    top_ks = [p.top_k if 0 < p.top_k < width else width for p in params]
+    size = min(size, max(top_ks))
     top, ids = exact_top(scaled, size)
     weights = top.double().exp_()
     cumulative = weights.cumsum(-1)
-    top_k = torch.tensor([p.top_k if 0 < p.top_k < width else width for p in params], device=u.device)
+    top_k = torch.tensor(top_ks, device=u.device)
     top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=u.device)
-    total = torch.where(
-        top_k <= size,
-        cumulative.gather(-1, (top_k.clamp(max=size) - 1).unsqueeze(1)).squeeze(1),
-        scaled.double().exp_().sum(-1) if size < width and int(top_k.max()) > size else cumulative[:, -1],
-    )
+    # The mass that top_p is a share of: what top_k left, or the whole row.
+    total = cumulative.gather(-1, (top_k.clamp(max=size) - 1).unsqueeze(1)).squeeze(1)
+    if size < max(top_ks):
+        total = torch.where(top_k <= size, total, scaled.exp().sum(-1).double())
     wanted = top_p * total
-    enough = (top_k <= size) | (cumulative[:, -1] >= wanted) | (size == width)
+    enough = (top_k <= size) | (cumulative[:, -1] >= wanted)
 
     keep = torch.arange(size, device=u.device) < top_k.unsqueeze(1)
     # A token stays if the likelier ones before it don't reach p. With top_p off that is all of them,

@@ -54,7 +54,7 @@ class Sampler:
         for (greedy, edited, filtered), rows in groups.items():
             index = torch.tensor(rows, device=logits.device)
             members = [states[row] for row in rows]
-            own = logits[index]
+            own = logits.index_select(0, index)
             if edited:
                 edit_logits(own, members)
             if greedy:
