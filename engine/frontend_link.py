@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zmq
+
 from diptych.engine.wire import (
     MAX_MESSAGE_BYTES,
     FrontendMessage,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+
 from diptych.engine.kv_layout import KVLayout
 from diptych.engine.page_allocator import OutOfPages, PageAllocator
 from diptych.engine.radix_cache import PrefixMatch, RadixCache

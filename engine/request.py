@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import numpy as np
+
 from diptych.engine.radix_cache import PrefixMatch
 from diptych.engine.sampling import SamplingState
 from diptych.engine.wire import Generate, SamplingParams, TokenLogprob

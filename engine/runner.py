@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+
 from diptych.engine.kv_pool import KVPool
 from diptych.engine.models.decoder import DecoderLM
 from diptych.engine.request import Request

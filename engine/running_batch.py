@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 import torch
+
 from diptych.engine.kv_pool import KVPool
 from diptych.engine.request import Request
 

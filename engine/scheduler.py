@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import zmq
+from prometheus_client import CollectorRegistry
+
 from diptych.common_config import readback
 from diptych.engine.frontend_link import FrontendLink
 from diptych.engine.kv_pool import KVPool
@@ -36,7 +38,6 @@ from diptych.engine.wire import (
     StateReply,
     TokenOutput,
 )
-from prometheus_client import CollectorRegistry
 
 log = logging.getLogger(__name__)
 
@@ -180,7 +181,7 @@ class Scheduler(ABC):
             if self._draining:
                 raise RequestRefused("the worker is shutting down", status=503)
             if len(self.requests) >= self.max_requests:
-                raise RequestRefused(f"the queue is full ({self.max_requests} requests)", status=503)
+                raise RequestRefused(f"the queue is full ({self.max_requests} requests)", status=429)
             self._require_room_for(message)
             request = self.make_request(message, self._sampling_state(message))
             self.admit(request)

@@ -1,0 +1,171 @@
+"""Builds a scheduler from the published bags: device, model, KV pool, attention, role.
+
+The one place where configuration meets the engine: everything below it takes plain arguments.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import torch
+
+from diptych.common_config import (
+    get_context,
+    get_device,
+    get_exec,
+    get_memory,
+    get_model,
+    get_schedule,
+)
+from diptych.engine.kv_layout import Fingerprint, KVLayout
+from diptych.engine.kv_pool import KVPool
+from diptych.engine.models.config import ModelConfig
+from diptych.engine.prompt_queue import PromptQueue
+from diptych.engine.runner import ModelRunner, RunnerFacts
+from diptych.engine.running_batch import RunningBatch
+from diptych.engine.weights.loader import load_model
+from diptych.engine.weights.source import model_identity
+from diptych.kernels.registry import make_attention_backend, resolve_attention_backend
+
+log = logging.getLogger(__name__)
+
+
+class StartupError(Exception):
+    """The worker can't start as it was configured. The message is for the operator."""
+
+
+def choose_device() -> torch.device:
+    wanted = get_device().device
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise StartupError("--device cuda: PyTorch finds no usable CUDA device on this machine")
+    torch.set_num_threads(get_device().cpu_threads)
+    return torch.device(wanted)
+
+
+def build_runner(model_dir: Path, report: Callable[[str], None]) -> ModelRunner:
+    """Load the model and allocate its KV pool. Raises `StartupError` or the loader's typed errors."""
+    device = choose_device()
+    config = ModelConfig.from_dir(model_dir)
+    dtype = config.dtype if get_model().dtype == "auto" else get_model().dtype
+    context_length = _context_length(config)
+    model = load_model(
+        model_dir,
+        dtype=getattr(torch, dtype),
+        device=device,
+        load_format=get_model().load_format,
+        linear_backend=get_exec().kernel.linear_backend,
+        seed=get_model().random_seed,
+        progress=report,
+    )
+    kv_dtype = dtype if get_memory().kv_cache_dtype == "auto" else get_memory().kv_cache_dtype
+    layout = config.kv_layout(get_schedule().page_size, kv_dtype)
+    pool = KVPool(
+        layout, _num_pages(layout, device), device=device, cache=not get_memory().disable_radix_cache
+    )
+
+    asked = get_exec().kernel.attention_backends
+    prefill_name = resolve_attention_backend(asked.prefill, device)
+    decode_name = resolve_attention_backend(asked.decode, device)
+    prefill_backend = make_attention_backend(
+        prefill_name, pool.slab, num_q_heads=config.num_q_heads, scale=config.scale
+    )
+    decode_backend = (
+        prefill_backend
+        if decode_name == prefill_name
+        else make_attention_backend(
+            decode_name, pool.slab, num_q_heads=config.num_q_heads, scale=config.scale
+        )
+    )
+    facts = RunnerFacts(
+        prefill_attention_backend=prefill_backend.name,
+        decode_attention_backend=decode_backend.name,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        context_length=context_length,
+        load_format=get_model().load_format,
+        linear_backend=model.linear_backend,
+    )
+    if get_schedule().chunked_prefill_enabled and not prefill_backend.supports_chunked_prefix:
+        # Scheduler, pool and transfer read the bag, so that is where the gate must land.
+        get_context().override(
+            f"attention backend {prefill_backend.name} can't attend to a cached prefix",
+            disable_chunked_prefix_cache=True,
+            chunked_prefill_enabled=False,
+            prefill_token_budget=context_length,
+        )
+    report(
+        f"KV pool: {pool.allocator.total} pages of {layout.page_size} tokens "
+        f"({pool.slab.nbytes / 2**20:.0f} MiB), attention {prefill_backend.name}/{decode_backend.name}, "
+        f"linear {model.linear_backend}, {dtype} on {device}"
+    )
+    return ModelRunner(
+        model,
+        pool,
+        prefill_backend=prefill_backend,
+        decode_backend=decode_backend,
+        device=device,
+        facts=facts,
+    )
+
+
+def build_prompt_queue(runner: ModelRunner, keep_free: Callable[[], int]) -> PromptQueue:
+    schedule = get_schedule()
+    return PromptQueue(
+        runner.pool,
+        token_budget=schedule.prefill_token_budget,
+        chunked=schedule.chunked_prefill_enabled,
+        reuse_prefix=not schedule.disable_chunked_prefix_cache,
+        keep_free=keep_free,
+    )
+
+
+def build_running_batch(runner: ModelRunner) -> RunningBatch:
+    return RunningBatch(runner.pool, reserved_tokens=get_schedule().num_reserved_decode_tokens)
+
+
+def fingerprint(runner: ModelRunner, model_dir: Path) -> Fingerprint:
+    """What the peer cluster's worker must have in common with this one."""
+    layout = runner.pool.layout
+    return Fingerprint(
+        model=model_identity(model_dir),
+        dtype=runner.facts.dtype,
+        kv_dtype=layout.dtype,
+        num_layers=layout.num_layers,
+        kv_heads=layout.kv_heads,
+        head_dim=layout.head_dim,
+        page_size=layout.page_size,
+        vocab_size=runner.model.config.vocab_size,
+    )
+
+
+def _context_length(config: ModelConfig) -> int:
+    asked = get_model().context_length
+    if asked is not None and asked > config.max_context:
+        raise StartupError(
+            f"--context-length {asked} is over the {config.max_context} tokens that the model supports"
+        )
+    return asked or config.max_context
+
+
+def _num_pages(layout: KVLayout, device: torch.device) -> int:
+    """From --max-total-tokens, else from what --mem-fraction-static leaves beside the loaded weights."""
+    memory = get_memory()
+    if memory.max_total_tokens is not None:
+        return layout.pages_for(memory.max_total_tokens)
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        budget = int(memory.mem_fraction_static * total) - (total - free)
+    else:
+        budget = int(memory.mem_fraction_static * psutil.virtual_memory().available)
+    pages = budget // layout.page_bytes
+    if pages < 1:
+        raise StartupError(
+            f"--mem-fraction-static {memory.mem_fraction_static} leaves no room for a single KV page of "
+            f"{layout.page_bytes} bytes; raise it or set --max-total-tokens"
+        )
+    return pages
