@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
+
 from diptych.engine.sampling import SamplingState
 from diptych.engine.sampling.noise import stream_state, uniforms
 from diptych.engine.wire import SamplingParams

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from diptych.engine.sampling import Sampler
-from diptych.engine.sampling.noise import stream_state, uniforms
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -17,6 +15,9 @@ from transformers import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+
+from diptych.engine.sampling import Sampler
+from diptych.engine.sampling.noise import stream_state, uniforms
 
 CPU = torch.device("cpu")
 PROMPT, OUTPUT = [1, 5, 5, 7, 60], [9, 3, 9]

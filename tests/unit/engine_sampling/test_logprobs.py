@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from diptych.engine.sampling import Sampler, prompt_logprobs
 
 CPU = torch.device("cpu")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from diptych.engine.sampling.noise import splitmix64, stream_state, uniforms
 
 

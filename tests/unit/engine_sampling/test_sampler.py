@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from diptych.engine.sampling import Sampler
+from diptych.engine.sampling.draw import draw_filtered, draw_unfiltered
+from diptych.engine.wire import SamplingParams
 
 CPU = torch.device("cpu")
 PROMPT = (1, 5, 5, 7)
@@ -185,9 +188,6 @@ def test_extreme_logits_and_temperatures_give_a_valid_token(
 
 @pytest.mark.parametrize("width", [255, 256, 257])
 def test_the_largest_uniform_number_draws_the_last_possible_token(width: int) -> None:
-    from diptych.engine.sampling.draw import draw_filtered, draw_unfiltered
-    from diptych.engine.wire import SamplingParams
-
     scaled = torch.zeros(2, width)
     scaled[1, 200:] = float("-inf")
     params = [SamplingParams(max_new_tokens=1, seed=0, top_p=0.9999999999)] * 2
@@ -196,6 +196,14 @@ def test_the_largest_uniform_number_draws_the_last_possible_token(width: int) ->
     assert draw_filtered(scaled.clone(), params, u).tolist() == [width - 1, 199]
     assert draw_unfiltered(scaled.clone(), params, u * 0).tolist() == [0, 0]
     assert draw_filtered(scaled.clone(), params, u * 0).tolist() == [0, 0]
+
+
+def test_rounding_never_draws_a_token_of_zero_probability() -> None:
+    scaled = -random_logits(200, 512, seed=9).abs()
+    scaled[:, 200:] = float("-inf")  # float32 block sums lie above the exact ones in about half of the rows
+    u = torch.full((200,), 1.0 - 2**-53, dtype=torch.float64)
+    drawn = draw_unfiltered(scaled, [SamplingParams(max_new_tokens=1, seed=0)] * 200, u)
+    assert drawn.max() <= 199
 
 
 def test_logit_bias_of_100_forces_and_bans(state: Callable[..., Any]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from diptych.engine.wire import Finish
 
 STOP = Finish(kind="stop", matched=2)
