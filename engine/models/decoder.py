@@ -1,0 +1,99 @@
+"""The forward pass of the Llama family, for inference only: no autograd, no modules, fused projections."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from diptych.engine.models.config import ModelConfig
+from diptych.engine.models.linear import Linear
+from diptych.engine.models.rope import RotaryEmbedding
+from diptych.kernels.interface import AttentionBackend, AttentionStep
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """Weights of one layer. Norm weights are [hidden] ([head_dim] for q and k)."""
+
+    input_norm: torch.Tensor
+    qkv: Linear
+    """[hidden] → [(q_heads + 2 · kv_heads) · head_dim]: q, k, v in this order."""
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    o: Linear
+    post_norm: torch.Tensor
+    gate_up: Linear
+    """[hidden] → [2 · intermediate]: gate, then up."""
+    down: Linear
+
+
+class DecoderLM:
+    """Immutable once built; holds no state between steps (KV lives in the attention backend's slab)."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        embedding: torch.Tensor,
+        layers: list[DecoderLayer],
+        final_norm: torch.Tensor,
+        lm_head: Linear,
+        linear_backend: str,
+    ) -> None:
+        """`embedding`: [vocab, hidden], whose dtype and device are the model's."""
+        self.config = config
+        self.dtype = embedding.dtype
+        self.device = embedding.device
+        self.linear_backend = linear_backend
+        """The concrete backend of the linear layers, for the runner's stamp."""
+        self._embedding = embedding
+        self._layers = layers
+        self._final_norm = final_norm
+        self._lm_head = lm_head
+        self._rotary = RotaryEmbedding(config.rope, config.head_dim, self.device, self.dtype)
+
+    @torch.inference_mode()
+    def forward(
+        self, input_ids: torch.Tensor, step: AttentionStep, backend: AttentionBackend
+    ) -> torch.Tensor:
+        """`input_ids` [N] int64, the new tokens of all sequences in `step`'s order; their K and V are
+        stored through `backend`. Returns the hidden states [N, hidden] after the final norm."""
+        cos, sin = self._rotary.table(step.positions)
+        backend.begin_step(step)
+        x = F.embedding(input_ids, self._embedding)
+        for index, layer in enumerate(self._layers):
+            x = self._layer(index, layer, x, cos, sin, backend)
+        return self._norm(x, self._final_norm)
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[M, hidden] (the rows of `forward`'s result that need them) → [M, vocab] float32."""
+        return self._lm_head(hidden).to(torch.float32)
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
+
+    def _layer(
+        self,
+        index: int,
+        layer: DecoderLayer,
+        x: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        backend: AttentionBackend,
+    ) -> torch.Tensor:
+        config = self.config
+        q_heads, kv_heads = config.num_q_heads, config.num_kv_heads
+        qkv = layer.qkv(self._norm(x, layer.input_norm)).view(-1, q_heads + 2 * kv_heads, config.head_dim)
+        q, k, v = qkv.split((q_heads, kv_heads, kv_heads), 1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q = self._rotary.rotate(self._norm(q, layer.q_norm), cos, sin)
+            k = self._rotary.rotate(self._norm(k, layer.k_norm), cos, sin)
+        else:
+            # q and k lie side by side: one rotation for both.
+            q, k = self._rotary.rotate(qkv[:, : q_heads + kv_heads], cos, sin).split((q_heads, kv_heads), 1)
+        x = layer.o.plus(backend.attend(index, q, k, v), x)
+        gate, up = layer.gate_up(self._norm(x, layer.post_norm)).chunk(2, 1)
+        return layer.down.plus(F.silu(gate).mul_(up), x)

@@ -1,0 +1,90 @@
+"""Linear layers: plain PyTorch, or with weights prepacked for oneDNN.
+
+Packing pays on a CPU: a decode step is a stream through all weights, and PyTorch's own path reorders them on
+each call. Measured on two AVX-512 cores, 30 layers of a 135M model: float32 55 → 31 ms at one token, bfloat16
+18 → 12 ms.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from diptych.engine.models.errors import UnsupportedModelError
+
+LINEAR_BACKENDS = ("auto", "plain", "onednn")
+
+
+class Linear(Protocol):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, in] → [N, out]."""
+        ...
+
+    def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """[N, in], [N, out] → `self(x) + residual`, as one operation where the backend can."""
+        ...
+
+
+class PlainLinear:
+    """`weight` [out, in], `bias` [out] or None."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._weight = weight
+        self._bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self._weight, self._bias)
+
+    def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self._weight, self._bias).add_(residual)
+
+
+class OneDNNLinear:
+    """The weight is copied into oneDNN's blocked layout; the caller may free the original."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        self._bias = bias
+        # Looked up once: attribute access on torch.ops is slow next to a one-token GEMM.
+        self._linear = torch.ops.mkldnn._linear_pointwise.default
+        self._linear_add = torch.ops.mkldnn._linear_pointwise.binary
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self._linear(x, self._packed, self._bias, "none", [], "")
+        return out
+
+    def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self._linear_add(x, residual, self._packed, self._bias, "add")
+        return out
+
+
+def onednn_supports(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether packed weights of `dtype` run on this machine (not emulated)."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if dtype == torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return dtype == torch.float32
+
+
+def resolve_linear_backend(name: str, device: torch.device, dtype: torch.dtype) -> str:
+    """`auto` → the concrete backend. Raises `UnsupportedModelError` if `name` can't run here."""
+    if name not in LINEAR_BACKENDS:
+        raise UnsupportedModelError(
+            f"linear backend {name!r} is unknown; known: {', '.join(LINEAR_BACKENDS)}"
+        )
+    supported = onednn_supports(device, dtype)
+    if name == "onednn" and not supported:
+        raise UnsupportedModelError(f"linear backend 'onednn' can't run {dtype} on this {device}")
+    if name == "auto":
+        return "onednn" if supported else "plain"
+    return name
+
+
+def make_linear(backend: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    """`backend`: the concrete name from `resolve_linear_backend`."""
+    return OneDNNLinear(weight, bias) if backend == "onednn" else PlainLinear(weight, bias)
