@@ -1,0 +1,71 @@
+"""The launch record, its resolution, and the published namespace bags.
+
+An entry point does `record = parse_command_line(Program.X)` and `publish(record, role=Role.X)`; everything
+else reads `get_schedule().page_size` and the like.
+"""
+
+from diptych.common_config.accessors import (
+    get_context,
+    get_device,
+    get_disagg,
+    get_exec,
+    get_memory,
+    get_model,
+    get_observability,
+    get_parallel,
+    get_router,
+    get_schedule,
+    get_serving,
+    get_spec,
+    publish,
+    readback,
+)
+from diptych.common_config.command_line import parse_command_line
+from diptych.common_config.context import as_dict
+from diptych.common_config.errors import (
+    ConfigError,
+    FrozenRecordError,
+    NotPublishedError,
+    RoleNamespaceError,
+    SealedBagError,
+)
+from diptych.common_config.namespaces.exec import AttentionPair
+from diptych.common_config.namespaces.router import PrefillAddress
+from diptych.common_config.programs import Program, Role
+from diptych.common_config.record import LaunchConfig, Provenance, builds_from_record
+from diptych.common_config.resolve import resolve
+from diptych.common_config.testing import override_config, reset_for_tests
+
+__all__ = [
+    "AttentionPair",
+    "ConfigError",
+    "FrozenRecordError",
+    "LaunchConfig",
+    "NotPublishedError",
+    "PrefillAddress",
+    "Program",
+    "Provenance",
+    "Role",
+    "RoleNamespaceError",
+    "SealedBagError",
+    "as_dict",
+    "builds_from_record",
+    "get_context",
+    "get_device",
+    "get_disagg",
+    "get_exec",
+    "get_memory",
+    "get_model",
+    "get_observability",
+    "get_parallel",
+    "get_router",
+    "get_schedule",
+    "get_serving",
+    "get_spec",
+    "override_config",
+    "parse_command_line",
+    "publish",
+    "readback",
+    "reset_for_tests",
+    "resolve",
+]

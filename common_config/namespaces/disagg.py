@@ -1,0 +1,58 @@
+"""How prefill and decode meet, and how long each state of a request may last."""
+
+from __future__ import annotations
+
+from diptych.common_config.declare import OPEN, Namespace, leaf
+
+TRANSFER_BACKENDS = ("nixl", "fake")
+"""Every transfer backend that exists: the one list that flags are checked against."""
+
+
+class Disagg(Namespace):
+    """How prefill and decode meet, and how long each state of a request may last."""
+
+    disaggregation_transfer_backend: str = leaf(
+        "nixl",
+        help="What moves KV pages; fake moves nothing and is for tests.",
+        choices=TRANSFER_BACKENDS,
+    )
+    disaggregation_bootstrap_port: int = leaf(
+        8998, help="Port of the prefill's bootstrap service; 0 takes a free one.", ge=0, le=65535
+    )
+    disaggregation_advertise_host: str = leaf(
+        OPEN,
+        help="The address of this worker that its peers use.",
+        open_means="--host where that is one address, else 127.0.0.1",
+        metavar="HOST",
+    )
+    disaggregation_control_port: int = leaf(
+        0, help="Port for control messages between schedulers; 0 takes a free one.", ge=0, le=65535
+    )
+    handshake_timeout: float = leaf(
+        10.0, help="Decode's patience for the prefill's bootstrap service.", unit="seconds", gt=0, le=86400
+    )
+    bootstrap_timeout: float = leaf(
+        60.0, help="Prefill's patience for a request's destination.", unit="seconds", gt=0, le=86400
+    )
+    receive_timeout: float = leaf(
+        120.0, help="Decode's patience for a request's pages.", unit="seconds", gt=0, le=86400
+    )
+    transfer_timeout: float = leaf(
+        30.0, help="Prefill's patience for its last pages in flight.", unit="seconds", gt=0, le=86400
+    )
+    heartbeat_interval: float = leaf(
+        1.0, help="Time between signs of life; two missed ones mean dead.", unit="seconds", gt=0, le=3600
+    )
+    drain_timeout: float = leaf(
+        5.0,
+        help="How long pages wait for a failed transfer to be over before they stay quarantined.",
+        unit="seconds",
+        gt=0,
+        le=86400,
+    )
+    nixl_ucx_tls: str | None = leaf(
+        None,
+        help="UCX transports for NIXL, as in UCX_TLS.",
+        open_means="chosen for the machine",
+        metavar="TLS",
+    )

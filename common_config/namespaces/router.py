@@ -1,0 +1,96 @@
+"""The router: which workers it pairs, and how patient it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
+
+import msgspec
+
+from diptych.common_config.declare import Element, Namespace, leaf
+
+DEFAULT_PORT = 0
+"""`bootstrap_port` of an entry that doesn't name one, until resolution fills in the router's default."""
+
+
+class PrefillAddress(msgspec.Struct, frozen=True):
+    """A prefill worker as the router is told about it."""
+
+    url: str
+    bootstrap_port: int | None = DEFAULT_PORT
+    """Port of its bootstrap service; None when it has none."""
+
+
+def parse_url(words: Sequence[str]) -> str:
+    """`http://host:port` without a trailing slash. Raises ValueError with the reason."""
+    (text,) = words
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not a URL: {error}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or any(c.isspace() for c in text):
+        raise ValueError(f"{text!r} is not a URL such as http://127.0.0.1:30000")
+    if (
+        parts.path not in ("", "/")
+        or parts.query
+        or parts.fragment
+        or parts.username is not None
+        or port == 0
+    ):
+        raise ValueError(f"{text!r} must be only scheme, host and port, such as http://127.0.0.1:30000")
+    return text.rstrip("/")
+
+
+def parse_prefill(words: Sequence[str]) -> PrefillAddress:
+    """`URL [BOOTSTRAP_PORT]`; the port may be `none`. Raises ValueError with the reason."""
+    url = parse_url(words[:1])
+    if len(words) == 1:
+        return PrefillAddress(url)
+    word = words[1]
+    if word.lower() == "none":
+        return PrefillAddress(url, None)
+    if not (word.isascii() and word.isdigit() and len(word) <= 5 and 1 <= int(word) <= 65535):
+        raise ValueError(f"bootstrap port {word!r} is neither a port from 1 to 65535 nor none")
+    return PrefillAddress(url, int(word))
+
+
+def prefill_words(entry: Mapping[str, object]) -> list[str]:
+    """The words of `{url: …, bootstrap_port: …}`. Raises ValueError with the reason."""
+    unknown = sorted(str(key) for key in entry if key not in ("url", "bootstrap_port"))
+    if unknown or "url" not in entry:
+        raise ValueError(f"{dict(entry)!r} must have the keys url and, if need be, bootstrap_port")
+    words = [str(entry["url"])]
+    if "bootstrap_port" in entry:
+        port = entry["bootstrap_port"]
+        words.append("none" if port is None else str(port))
+    return words
+
+
+class Router(Namespace):
+    """Which workers the router pairs, and how patient it is."""
+
+    prefill: tuple[PrefillAddress, ...] = leaf(
+        (),
+        help="A prefill worker and the port of its bootstrap service (none: it has none). Repeatable.",
+        element=Element(parse_prefill, "URL [BOOTSTRAP_PORT]", words=prefill_words, max_words=2),
+    )
+    decode: tuple[str, ...] = leaf((), help="A decode worker. Repeatable.", element=Element(parse_url, "URL"))
+    policy: str = leaf(
+        "round_robin", help="How a worker of each side is picked.", choices=("round_robin", "random")
+    )
+    request_timeout: float = leaf(
+        600.0, help="Longest that one request may take.", unit="seconds", gt=0, le=86400
+    )
+    connect_timeout: float = leaf(
+        5.0, help="Patience for a connection to a worker.", unit="seconds", gt=0, le=3600
+    )
+    max_retries: int = leaf(
+        2, help="Further attempts, while nothing was sent to the client.", unit="attempts", ge=0, le=100
+    )
+    health_interval: float = leaf(
+        2.0, help="Time between two health checks of a worker.", unit="seconds", gt=0, le=3600
+    )
+    default_bootstrap_port: int = leaf(
+        8998, help="Bootstrap port of a --prefill that doesn't name one.", ge=1, le=65535
+    )
