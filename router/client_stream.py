@@ -1,0 +1,71 @@
+"""The client's side of a relayed answer: nothing is sent until the first byte, and no broken answer can
+be mistaken for a whole one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from aiohttp import web
+
+from diptych.router.errors import RouterError
+
+logger = logging.getLogger(__name__)
+
+ERROR_WRITE_TIMEOUT = 1.0
+"""Seconds that a client which has stopped reading gets to take the final error event."""
+
+
+class ClientStream:
+    """Wraps one client request and its answer."""
+
+    def __init__(self, request: web.Request, request_id: str) -> None:
+        self._request = request
+        self._request_id = request_id
+        self._response: web.StreamResponse | None = None
+        self._at_event_end = True
+
+    @property
+    def started(self) -> bool:
+        """True once the head (and so possibly output) has gone to the client: no retry from here on."""
+        return self._response is not None
+
+    async def start(self, status: int, headers: dict[str, str]) -> None:
+        """Send the head. Raises ConnectionResetError if the client is gone, as do the other writers."""
+        self._response = web.StreamResponse(status=status, headers=headers)
+        await self._response.prepare(self._request)
+
+    async def write(self, chunk: bytes) -> None:
+        assert self._response is not None, "start() comes first"
+        await self._response.write(chunk)
+        self._at_event_end = chunk.endswith((b"\n\n", b"\r\n\r\n"))
+
+    async def finish(self) -> web.StreamResponse:
+        assert self._response is not None, "start() comes first"
+        await self._response.write_eof()
+        return self._response
+
+    async def fail(self, error: RouterError) -> web.StreamResponse:
+        """End with an error: an ordinary error answer if nothing was sent, an error event in an event
+        stream, and otherwise a connection closed short of the body's announced end."""
+        response = self._response
+        if response is None:
+            return error.response()
+        logger.warning("request %s failed in mid-stream: %s", self._request_id, error.message)
+        response.force_close()
+        if response.content_type == "text/event-stream":
+            separator = b"" if self._at_event_end else b"\n\n"
+            try:
+                async with asyncio.timeout(ERROR_WRITE_TIMEOUT):
+                    await response.write(separator + b"data: " + error.payload() + b"\n\n")
+                    await response.write_eof()
+            except TimeoutError:
+                self._cut()
+        else:
+            self._cut()
+        return response
+
+    def _cut(self) -> None:
+        """Close without the terminating chunk, so that the client's HTTP library reports a short body."""
+        if self._request.transport is not None:
+            self._request.transport.close()

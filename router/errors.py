@@ -1,0 +1,62 @@
+"""What goes wrong in the router, and how each case looks to a client: OpenAI's error shape."""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import web
+
+_SERVER_TYPES = {502: "service_unavailable", 503: "service_unavailable", 504: "timeout_error"}
+
+
+def error_type(status: int) -> str:
+    """The `type` beside an HTTP status, as the workers have it."""
+    return "invalid_request_error" if status < 500 else _SERVER_TYPES.get(status, "internal_error")
+
+
+def error_payload(status: int, message: str, code: str | None = None) -> bytes:
+    """The JSON body `{"error": {message, type, param, code}}`; the router itself judges no field."""
+    return msgspec.json.encode(
+        {"error": {"message": message, "type": error_type(status), "param": None, "code": code}}
+    )
+
+
+class RouterError(Exception):
+    """Ends a request with `status` and a sentence for the client.
+
+    `retry_after` (seconds) becomes the Retry-After header.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.retry_after = retry_after
+
+    def payload(self) -> bytes:
+        return error_payload(self.status, self.message, self.code)
+
+    def response(self) -> web.Response:
+        headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        return web.Response(
+            status=self.status, body=self.payload(), content_type="application/json", headers=headers
+        )
+
+
+def from_http_exception(error: web.HTTPException, method: str, path: str, limit: int) -> RouterError:
+    """aiohttp's own refusals in the shape clients parse. `limit`: the largest body in bytes."""
+    if error.status == 404:
+        return RouterError(404, f"there is no route {path}", code="not_found")
+    if error.status == 405:
+        return RouterError(405, f"{path} does not take {method}", code="method_not_allowed")
+    if error.status == 413:
+        message = f"the request body is larger than {limit} bytes (--max-request-bytes)"
+        return RouterError(413, message, code="request_too_large")
+    return RouterError(error.status, error.reason)

@@ -1,0 +1,233 @@
+"""The two-leg relay: one request, posted to a prefill and a decode worker at once.
+
+An attempt goes through these states:
+
+| state | prefill leg | decode leg | ends when |
+|---|---|---|---|
+| waiting | running | running | decode's first byte → streaming; either leg fails → failed |
+| streaming | read and ignored | relayed as it comes | decode's last byte → done; decode breaks → failed |
+| done | read to its end, unwatched by the client | – | |
+| failed | dropped | dropped | |
+
+A client that leaves, and the request's deadline, drop both legs in any state.
+
+**What is tried again.** A failed attempt is repeated, with a fresh room and preferably other workers, only
+if both hold: no byte went to the client, and a leg provably never ran the request (no connection, or a 503
+answer). Output needs both legs, so then neither side can have produced any. Everything else, such as a
+connection that broke after the request was sent, may have produced output, and is reported instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Iterator
+from types import TracebackType
+
+import aiohttp
+from aiohttp import web
+
+from diptych.common_config import get_router
+from diptych.router.call import Call
+from diptych.router.client_stream import ClientStream
+from diptych.router.errors import RouterError
+from diptych.router.legs import FailureKind, Leg, LegFailure, prefer, relayed_headers
+from diptych.router.metrics import RouterMetrics
+from diptych.router.pairing import Pair, Pairing
+from diptych.router.workers import Worker
+
+logger = logging.getLogger(__name__)
+
+SAME_WORKER_BACKOFF = 0.05
+"""Seconds before an attempt on a worker that has just failed, when there is no other; doubles each time."""
+
+
+class Attempt:
+    """One try on one pair. As a context manager it leaves no leg behind."""
+
+    def __init__(self, session: aiohttp.ClientSession, pair: Pair, call: Call) -> None:
+        room = secrets.randbits(63)
+        body = call.body(pair.prefill.host, pair.prefill.bootstrap_port, room)
+        self._prefill = Leg(session, pair.prefill, call.path, body, call.headers)
+        self._decode = Leg(session, pair.decode, call.path, body, call.headers)
+        self._prefill_done: asyncio.Task[None] | None = None
+        self._decode_started: asyncio.Task[tuple[aiohttp.ClientResponse, bytes]] | None = None
+
+    async def __aenter__(self) -> Attempt:
+        self._prefill_done = asyncio.create_task(self._run_prefill())
+        self._decode_started = asyncio.create_task(self._start_decode())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        tasks = [t for t in (self._prefill_done, self._decode_started) if t is not None]
+        for task in tasks:
+            task.cancel()
+        if self._prefill_done is not None:
+            self._prefill.close()
+        self._decode.close()
+        # A task cancelled here has no say any more, and one that failed was already judged.
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def first_byte(self) -> tuple[aiohttp.ClientResponse, bytes]:
+        """Decode's head and first bytes (empty for an empty body). Raises LegFailure if either leg fails
+        first; when both have, the failure that decides."""
+        assert self._prefill_done is not None
+        assert self._decode_started is not None
+        await asyncio.wait({self._prefill_done, self._decode_started}, return_when=asyncio.FIRST_COMPLETED)
+        if not self._decode_started.done() and self._prefill_done.exception() is None:
+            await asyncio.wait({self._decode_started})
+        if self._decode_started.done() and self._decode_started.exception() is None:
+            return self._decode_started.result()
+        failures: list[LegFailure] = []
+        for task in (self._decode_started, self._prefill_done):
+            error = task.exception() if task.done() else None
+            if isinstance(error, LegFailure):
+                failures.append(error)
+            elif error is not None:
+                raise error
+        raise prefer(failures)
+
+    async def next_bytes(self) -> bytes:
+        """Decode's next bytes, `b""` at the end. Raises LegFailure if they end early."""
+        return await self._decode.read()
+
+    def release_prefill(self) -> asyncio.Task[None]:
+        """Hand over the prefill leg: its task goes on reading the body after the attempt has ended."""
+        assert self._prefill_done is not None
+        task, self._prefill_done = self._prefill_done, None
+        return task
+
+    async def _run_prefill(self) -> None:
+        try:
+            await self._prefill.start()
+            while await self._prefill.read():
+                pass
+        finally:
+            self._prefill.close()
+
+    async def _start_decode(self) -> tuple[aiohttp.ClientResponse, bytes]:
+        response = await self._decode.start()
+        return response, await self._decode.read()
+
+
+class Relay:
+    """Serves the generating routes. `drain()` bounds what is running; `active` counts it."""
+
+    def __init__(self, session: aiohttp.ClientSession, pairing: Pairing, metrics: RouterMetrics) -> None:
+        self._session = session
+        self._pairing = pairing
+        self._metrics = metrics
+        self._deadlines: set[asyncio.Timeout] = set()
+        self._background: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.draining = False
+
+    @property
+    def active(self) -> int:
+        return len(self._deadlines)
+
+    async def generate(self, request: web.Request, call: Call) -> web.StreamResponse:
+        """Answer one client request. If the client leaves, aiohttp cancels this coroutine and both legs
+        are dropped on the way out."""
+        stream = ClientStream(request, call.request_id)
+        if self.draining:
+            return await stream.fail(RouterError(503, "the router is shutting down", retry_after=1))
+        limit = get_router().request_timeout
+        try:
+            async with asyncio.timeout(limit) as deadline:
+                with self._registered(deadline):
+                    return await self._attempts(call, stream)
+        except TimeoutError:
+            return await stream.fail(self._out_of_time(limit))
+        except LegFailure as failure:
+            return await stream.fail(failure.as_error())
+        except RouterError as error:
+            return await stream.fail(error)
+
+    async def drain(self, limit: float) -> None:
+        """Take nothing new; let what runs finish, but end it with an error after `limit` seconds."""
+        self.draining = True
+        until = asyncio.get_running_loop().time() + limit
+        for deadline in self._deadlines:
+            current = deadline.when()
+            if not deadline.expired() and (current is None or current > until):
+                deadline.reschedule(until)
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        """Stop reading prefill bodies that nobody waits for."""
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+
+    async def _attempts(self, call: Call, stream: ClientStream) -> web.StreamResponse:
+        failed: list[Worker] = []
+        backoff = SAME_WORKER_BACKOFF
+        while True:
+            pair = self._pairing.pick(call, failed)
+            if pair.prefill in failed or pair.decode in failed:
+                await asyncio.sleep(backoff)
+                backoff *= 2
+            try:
+                return await self._attempt(pair, call, stream)
+            except LegFailure as failure:
+                self._metrics.leg_failures.labels(
+                    failure.worker.role.value, failure.worker.url, failure.kind.value
+                ).inc()
+                if stream.started:
+                    raise
+                if failure.kind is FailureKind.REJECTED:
+                    return web.Response(status=failure.status, body=failure.body, headers=failure.headers)
+                if not failure.not_run or len(failed) >= get_router().max_retries:
+                    raise
+                logger.warning("request %s is tried again: %s", call.request_id, failure)
+                self._metrics.retries.labels(call.path, failure.kind.value).inc()
+                failed.append(failure.worker)
+
+    async def _attempt(self, pair: Pair, call: Call, stream: ClientStream) -> web.StreamResponse:
+        async with Attempt(self._session, pair, call) as attempt:
+            head, first = await attempt.first_byte()
+            await stream.start(head.status, relayed_headers(head))
+            if first:
+                await stream.write(first)
+            self._metrics.first_byte.labels(call.path).observe(time.monotonic() - call.received)
+            while chunk := await attempt.next_bytes():
+                await stream.write(chunk)
+            response = await stream.finish()
+            self._read_to_the_end(attempt.release_prefill(), call)
+            return response
+
+    def _read_to_the_end(self, prefill: asyncio.Task[None], call: Call) -> None:
+        """The client has its whole answer; what is left of prefill's is read only to keep the connection."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._background.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                logger.warning("request %s: the prefill leg failed late: %s", call.request_id, error)
+
+        limit = asyncio.get_running_loop().call_later(get_router().request_timeout, prefill.cancel)
+        self._background.add(prefill)
+        prefill.add_done_callback(ended)
+        prefill.add_done_callback(lambda _: limit.cancel())
+
+    def _out_of_time(self, limit: float) -> RouterError:
+        if self.draining:
+            return RouterError(503, "the router shut down before the request was finished")
+        return RouterError(504, f"no complete answer within {limit:g} s (--request-timeout)", code="timeout")
+
+    @contextlib.contextmanager
+    def _registered(self, deadline: asyncio.Timeout) -> Iterator[None]:
+        self._deadlines.add(deadline)
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._deadlines.discard(deadline)
+            if not self._deadlines:
+                self._idle.set()
