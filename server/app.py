@@ -1,0 +1,50 @@
+"""The aiohttp application of a worker."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from diptych.common_config import get_serving
+from diptych.server import control, info
+from diptych.server.chat import chat_completions
+from diptych.server.completions import completions
+from diptych.server.frontend import FRONTEND, Frontend
+from diptych.server.generate import generate
+from diptych.server.middleware import errors_to_http, observe, require_key
+
+
+def make_app(frontend: Frontend) -> web.Application:
+    """Every route of a worker. Serve it with `make_runner`."""
+    app = web.Application(
+        middlewares=[observe(frontend.manager.metrics), errors_to_http, require_key],
+        client_max_size=get_serving().max_request_bytes,
+    )
+    app[FRONTEND] = frontend
+    app.add_routes(
+        [
+            web.post("/v1/chat/completions", chat_completions),
+            web.post("/v1/completions", completions),
+            web.post("/generate", generate),
+            web.get("/v1/models", info.models),
+            web.get("/v1/models/{name:.+}", info.model),
+            web.get("/health", control.health),
+            web.get("/health_generate", control.health_generate),
+            web.get("/server_info", info.server_info),
+            web.get("/get_server_info", info.server_info),
+            web.get("/model_info", info.model_info),
+            web.get("/get_model_info", info.model_info),
+            web.get("/get_load", info.load),
+            web.get("/metrics", info.metrics),
+            web.get("/flush_cache", control.flush_cache),
+            web.post("/flush_cache", control.flush_cache),
+            web.post("/abort_request", control.abort_request),
+            web.post("/tokenize", control.tokenize),
+            web.post("/detokenize", control.detokenize),
+        ]
+    )
+    return app
+
+
+def make_runner(app: web.Application) -> web.AppRunner:
+    """A handler is cancelled when its client leaves: that is what frees the client's pages at once."""
+    return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)

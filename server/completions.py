@@ -1,0 +1,215 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from aiohttp import web
+
+from diptych.server.body import decode_json, read_body
+from diptych.server.errors import BadRequest
+from diptych.server.frontend import FRONTEND, Frontend
+from diptych.server.logprobs import CompletionLogprobs
+from diptych.server.plan import PromptPlan, check_rid, plan_samples
+from diptych.server.requests import CompletionRequest
+from diptych.server.sample import Sample, SampleDelta, usage
+from diptych.server.sampling_options import (
+    LengthFields,
+    check_token_ids,
+    sampling_params,
+    samples_per_prompt,
+    text_options,
+    whole,
+)
+from diptych.server.sse import json_response, stream
+from diptych.server.unsupported import refuse_unsupported
+
+MAX_LOGPROBS = 20
+MAX_PROMPTS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    ids: list[int]
+    text: str | None
+    """None when the client sent token ids."""
+
+
+async def completions(request: web.Request) -> web.StreamResponse:
+    frontend = request.app[FRONTEND]
+    body = await read_body(request)
+    asked = decode_json(body, CompletionRequest)
+    refuse_unsupported(body)
+    frontend.check_model(asked.model)
+    frontend.manager.check_admission()
+    n = samples_per_prompt(asked.n)
+    if asked.best_of is not None and asked.best_of != n:
+        raise BadRequest("best_of other than n is not supported", param="best_of")
+    prompts = await tokenize_prompts(frontend, asked.prompt, "prompt")
+    logprobs = None if asked.logprobs is None else whole(asked.logprobs, 0, 0, MAX_LOGPROBS, "logprobs")
+    use_new_name = asked.max_completion_tokens is not None
+    length = LengthFields(
+        max_tokens=asked.max_completion_tokens if use_new_name else asked.max_tokens,
+        max_name="max_completion_tokens" if use_new_name else "max_tokens",
+        min_tokens=asked.min_tokens,
+        min_name="min_tokens",
+        prompt_name="prompt",
+    )
+    answer = _CompletionAnswer(frontend, asked, prompts, logprobs)
+    text = text_options(asked)
+    plans = [
+        PromptPlan(
+            ids=prompt.ids,
+            sampling=sampling_params(
+                asked,
+                length,
+                len(prompt.ids),
+                frontend.model.limits,
+                logprobs=logprobs,
+                prompt_logprobs=logprobs if asked.echo else None,
+            ),
+            text=text,
+            n=n,
+            rid=answer.id,
+        )
+        for prompt in prompts
+    ]
+    with frontend.manager.start(plan_samples(frontend, plans, asked)) as running:
+        answer.samples = running.samples
+        if asked.stream:
+            return await stream(request, running, answer.chunks, answer.usage_chunk)
+        return json_response(answer.whole(await running.finished()))
+
+
+async def tokenize_prompts(
+    frontend: Frontend, given: str | Sequence[str | int | list[int]], param: str
+) -> list[Prompt]:
+    """One text, several, one list of token ids, or several lists. Raises `BadRequest` naming `param`."""
+    if isinstance(given, str):
+        return [await _from_text(frontend, given, param)]
+    if not given:
+        raise BadRequest(f"{param} is empty", param=param)
+    kinds = {type(entry) for entry in given}
+    if len(kinds) != 1:
+        raise BadRequest(f"{param} mixes texts, token ids and lists", param=param)
+    if kinds == {int}:
+        return [_from_ids(frontend, cast("list[int]", list(given)), param)]
+    if len(given) > MAX_PROMPTS:
+        raise BadRequest(f"{param} holds {len(given)} prompts; at most {MAX_PROMPTS} work", param=param)
+    if kinds == {str}:
+        return [await _from_text(frontend, cast("str", entry), param) for entry in given]
+    return [
+        _from_ids(frontend, cast("list[int]", entry), f"{param}[{position}]")
+        for position, entry in enumerate(given)
+    ]
+
+
+async def _from_text(frontend: Frontend, text: str, param: str) -> Prompt:
+    # A tokenizer that begins every text with a special token would make one token of nothing.
+    ids = await frontend.manager.encode(text, add_special_tokens=True) if text else []
+    if not ids:
+        raise BadRequest(f"{param} is empty", param=param)
+    return Prompt(ids=ids, text=text)
+
+
+def _from_ids(frontend: Frontend, ids: list[int], param: str) -> Prompt:
+    if not ids:
+        raise BadRequest(f"{param} is empty", param=param)
+    return Prompt(ids=check_token_ids(ids, frontend.model.limits, param), text=None)
+
+
+class _CompletionAnswer:
+    """The response objects of one completion request."""
+
+    def __init__(
+        self,
+        frontend: Frontend,
+        asked: CompletionRequest,
+        prompts: Sequence[Prompt],
+        logprobs: int | None,
+    ) -> None:
+        self.id = check_rid(asked.rid) if asked.rid is not None else f"cmpl-{secrets.token_hex(16)}"
+        self.samples: Sequence[Sample] = ()
+        self._echo = bool(asked.echo)
+        self._prompts = prompts
+        self._logprobs = logprobs
+        self._include_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+        self._skip_special = asked.skip_special_tokens is not False
+        self._tokenizer = frontend.tokenizer
+        self._model = frontend.model.served_name
+        self._created = int(time.time())
+        self._offsets: dict[int, int] = {}
+
+    def _envelope(self) -> dict[str, object]:
+        return {"id": self.id, "object": "text_completion", "created": self._created, "model": self._model}
+
+    def _prompt_text(self, sample: Sample) -> str:
+        if not self._echo:
+            return ""
+        prompt = self._prompts[sample.spec.prompt_index]
+        if prompt.text is not None:
+            return prompt.text
+        return self._tokenizer.decode(prompt.ids, skip_special_tokens=self._skip_special)
+
+    def _prompt_logprobs(self, sample: Sample, lists: CompletionLogprobs, prompt_text: str) -> None:
+        if self._echo:
+            lists.extend(sample.spec.prompt_ids, sample.prompt_logprobs)
+            lists.offset = len(prompt_text)
+
+    def whole(self, samples: Sequence[Sample]) -> dict[str, object]:
+        choices = []
+        for sample in samples:
+            prompt_text = self._prompt_text(sample)
+            logprobs = None
+            if self._logprobs is not None:
+                lists = CompletionLogprobs(self._tokenizer)
+                self._prompt_logprobs(sample, lists, prompt_text)
+                lists.extend(sample.token_ids, sample.logprobs)
+                logprobs = lists.result()
+            choices.append(
+                {
+                    "index": sample.spec.index,
+                    "text": prompt_text + sample.text,
+                    "logprobs": logprobs,
+                    "finish_reason": sample.finish.kind if sample.finish else None,
+                    "matched_stop": sample.matched,
+                }
+            )
+        return {**self._envelope(), "choices": choices, "usage": usage(samples)}
+
+    def chunks(self, deltas: Sequence[SampleDelta]) -> Iterable[object]:
+        for delta in deltas:
+            first = delta.index not in self._offsets
+            sample = self.samples[delta.index]
+            prompt_text = self._prompt_text(sample) if first else ""
+            logprobs = None
+            lists = CompletionLogprobs(self._tokenizer, self._offsets.get(delta.index, 0))
+            if self._logprobs is not None:
+                if first:
+                    self._prompt_logprobs(sample, lists, prompt_text)
+                lists.extend(delta.token_ids, delta.logprobs)
+                logprobs = lists.result() if delta.token_ids or (first and self._echo) else None
+            self._offsets[delta.index] = lists.offset
+            text = prompt_text + delta.text
+            if not (text or logprobs or delta.finish):
+                continue
+            choice: dict[str, object] = {
+                "index": delta.index,
+                "text": text,
+                "logprobs": logprobs,
+                "finish_reason": delta.finish.kind if delta.finish else None,
+            }
+            if delta.finish is not None:
+                choice["matched_stop"] = delta.matched
+            chunk = {**self._envelope(), "choices": [choice]}
+            if self._include_usage:
+                chunk["usage"] = None
+            yield chunk
+
+    def usage_chunk(self) -> Iterable[object]:
+        if self._include_usage:
+            yield {**self._envelope(), "choices": [], "usage": usage(self.samples)}

@@ -1,0 +1,68 @@
+"""What the routes share: the model's facts, the tokenizer manager, and which kind of worker this is."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from diptych.server.chat_template import ChatTemplate
+from diptych.server.errors import BadRequest, ModelNotFound
+from diptych.server.manager import TokenizerManager
+from diptych.server.sampling_options import Limits
+from diptych.server.tokenizer import Tokenizer
+
+
+class WorkerKind(enum.StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+    COLOCATED = "colocated"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What clients are told about the model."""
+
+    served_name: str
+    path: str
+    """As it was asked for."""
+    tokenizer_path: str
+    model_type: str
+    architectures: list[str]
+    max_total_tokens: int
+    limits: Limits
+
+
+@dataclass(slots=True)
+class Frontend:
+    kind: WorkerKind
+    model: ModelFacts
+    manager: TokenizerManager
+    chat_template: ChatTemplate | None
+    created: int
+    """Unix seconds of the start."""
+    bootstrap_port: int | None = None
+    """Prefill: where its bootstrap service listens."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.manager.tokenizer
+
+    def check_model(self, name: str | None) -> None:
+        """Raises `ModelNotFound` for another model's name; no name means ours."""
+        if name is not None and name not in (self.model.served_name, self.model.path, "default"):
+            raise ModelNotFound(
+                f"the model {name!r} is not served here; {self.model.served_name!r} is", param="model"
+            )
+
+    def require_chat_template(self) -> ChatTemplate:
+        if self.chat_template is None:
+            raise BadRequest(
+                "the model has no chat template; use /v1/completions or start with --chat-template",
+                param="messages",
+            )
+        return self.chat_template
+
+
+FRONTEND = web.AppKey("frontend", Frontend)

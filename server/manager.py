@@ -1,0 +1,307 @@
+"""The tokenizer manager: hands samples to the scheduler and turns its tokens into text for the routes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from diptych.engine.wire import (
+    Abort,
+    Drain,
+    FlushCache,
+    FlushReply,
+    Generate,
+    GetState,
+    OutputBatch,
+    SchedulerReady,
+    StateReply,
+    TokenOutput,
+)
+from diptych.server.config_overlay import ConfigOverlay
+from diptych.server.errors import ApiError, BadRequest, DeadlineExceeded, Unavailable, engine_error
+from diptych.server.metrics import FrontendMetrics
+from diptych.server.sample import Sample, SampleDelta, SampleSpec
+from diptych.server.scheduler_link import SchedulerLink
+from diptych.server.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+_MakeCall = Callable[[int], FlushCache | GetState]
+
+LONG_TEXT = 20_000
+"""Characters from which tokenising leaves the event loop (a few milliseconds)."""
+
+
+class RunningRequest:
+    """The samples of one HTTP request. Leaving the `with` block aborts those that haven't ended, so a
+    handler that is cancelled (the client left) or fails frees everything at once."""
+
+    def __init__(self, manager: TokenizerManager, samples: Sequence[Sample], *, whole: bool) -> None:
+        self.samples = list(samples)
+        self._manager = manager
+        self._whole = whole
+        self._dirty: dict[int, None] = {}
+        self._news = asyncio.Event()
+        self._error: ApiError | None = None
+        self._open = len(self.samples)
+
+    def notice(self, sample: Sample) -> None:
+        """Something of `sample` is new. With `whole`, only its end is news."""
+        if sample.finish is not None:
+            self._open -= 1
+            if sample.finish.kind == "error" and self._error is None:
+                finish = sample.finish
+                self._error = engine_error(finish.message, status=finish.status, param=finish.param)
+        elif self._whole:
+            return
+        self._dirty[sample.spec.index] = None
+        if not self._whole or not self._open or self._error:
+            self._news.set()
+
+    def fail(self, error: ApiError) -> None:
+        self._error = self._error or error
+        self._news.set()
+
+    @property
+    def ended(self) -> bool:
+        return self._open == 0 and not self._dirty
+
+    async def next(self) -> list[SampleDelta]:
+        """Wait for news and take it. Raises the request's `ApiError` if it failed; don't call when `ended`."""
+        await self._news.wait()
+        self._news.clear()
+        if self._error is not None:
+            raise self._error
+        deltas = [self.samples[index].take() for index in self._dirty]
+        self._dirty.clear()
+        return deltas
+
+    async def finished(self) -> list[Sample]:
+        """Wait for the end of every sample."""
+        while not self.ended:
+            await self.next()
+        return self.samples
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._manager.release(self)
+
+
+class TokenizerManager:
+    """One per worker. Everything runs on the event loop's thread but the tokenising of long texts."""
+
+    def __init__(
+        self,
+        link: SchedulerLink,
+        tokenizer: Tokenizer,
+        metrics: FrontendMetrics,
+        overlay: ConfigOverlay,
+        *,
+        prefill: bool,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.metrics = metrics
+        self.overlay = overlay
+        self.ready: asyncio.Future[SchedulerReady] = asyncio.get_running_loop().create_future()
+        self.dead: Unavailable | None = None
+        self.draining = False
+        self._link = link
+        self._prefill = prefill
+        self._running: dict[str, tuple[Sample, RunningRequest]] = {}
+        self._requests: set[RunningRequest] = set()
+        self._public: dict[str, list[str]] = {}
+        self._calls: dict[int, asyncio.Future[FlushReply | StateReply]] = {}
+        self._serial = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    # ---- requests ---------------------------------------------------------------------------------
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if len(text) < LONG_TEXT:
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+    def start(self, specs: Sequence[SampleSpec]) -> RunningRequest:
+        """Hand the samples over. Raises `Unavailable` while draining or without a scheduler, and
+        `BadRequest` for a request id in use.
+
+        A prefill worker's answer waits for the end of every sample, which is when its pages have left. It
+        doesn't look for stop strings: ending a sample is for the decode worker, and an abort from here
+        would stop the transfer."""
+        self.check_admission()
+        for rid in {spec.rid for spec in specs}:
+            if rid in self._public:
+                raise BadRequest(f"a request with the id {rid!r} is running", param="rid")
+        samples = []
+        for spec in specs:
+            self._serial += 1
+            wire_id = f"{self._serial}:{spec.rid}"
+            samples.append(Sample(spec, wire_id, self.tokenizer, match_stops=not self._prefill))
+        request = RunningRequest(self, samples, whole=self._prefill)
+        self._requests.add(request)
+        self._idle.clear()
+        try:
+            for sample in samples:
+                self._hand_over(sample, request)
+        except ApiError:
+            self.release(request)
+            raise
+        return request
+
+    def check_admission(self) -> None:
+        if self.dead is not None:
+            raise self.dead
+        if self.draining:
+            raise Unavailable("this worker is shutting down", headers={"Retry-After": "1"})
+
+    def _hand_over(self, sample: Sample, request: RunningRequest) -> None:
+        spec = sample.spec
+        self._link.send(
+            Generate(
+                rid=sample.wire_id,
+                prompt_ids=spec.prompt_ids,
+                sampling=spec.sampling,
+                room=spec.pairing.room if spec.pairing else None,
+                bootstrap_host=spec.pairing.host if spec.pairing else None,
+                bootstrap_port=spec.pairing.port if spec.pairing else None,
+            )
+        )
+        self._running[sample.wire_id] = (sample, request)
+        self._public.setdefault(spec.rid, []).append(sample.wire_id)
+        self.metrics.running.inc()
+        self.metrics.prompt_tokens.inc(len(spec.prompt_ids))
+
+    def release(self, request: RunningRequest) -> None:
+        """Forget a request; whatever of it still runs is aborted."""
+        for sample in request.samples:
+            if sample.wire_id in self._running:
+                self._forget(sample, "abort")
+                if self.dead is None:
+                    self._link.send(Abort(rid=sample.wire_id, quiet=True))
+        self._requests.discard(request)
+        if not self._requests:
+            self._idle.set()
+
+    def _forget(self, sample: Sample, reason: str) -> None:
+        del self._running[sample.wire_id]
+        others = self._public[sample.spec.rid]
+        others.remove(sample.wire_id)
+        if not others:
+            del self._public[sample.spec.rid]
+        self.metrics.running.dec()
+        self.metrics.finished.labels(reason).inc()
+
+    def abort(self, rid: str) -> int:
+        """Ask the scheduler to end the samples of `rid` with finish reason `abort`; returns how many."""
+        wire_ids = self._public.get(rid, [])
+        for wire_id in wire_ids:
+            self._link.send(Abort(rid=wire_id))
+        return len(wire_ids)
+
+    def abort_all(self) -> int:
+        for wire_id in self._running:
+            self._link.send(Abort(rid=wire_id))
+        return len(self._running)
+
+    async def wait_idle(self) -> None:
+        """Until no request is open."""
+        await self._idle.wait()
+
+    # ---- the scheduler ----------------------------------------------------------------------------
+
+    async def receive(self) -> None:
+        """Handle the scheduler's messages until cancelled."""
+        async for message in self._link.messages():
+            match message:
+                case OutputBatch(outputs=outputs):
+                    for output in outputs:
+                        self._on_output(output)
+                case SchedulerReady():
+                    if not self.ready.done():
+                        self.ready.set_result(message)
+                case FlushReply() | StateReply():
+                    call = self._calls.pop(message.call_id, None)
+                    if call is not None and not call.done():
+                        call.set_result(message)
+
+    def _on_output(self, output: TokenOutput) -> None:
+        entry = self._running.get(output.rid)
+        if entry is None:  # ended here already: a stop string, a client that left
+            return
+        sample, request = entry
+        previous, first = sample.last_token, sample.first_token
+        counted = sample.absorb(output)
+        if counted and sample.last_token is not None:
+            self.metrics.output_tokens.inc(counted)
+            if first is None:
+                self.metrics.ttft.observe(sample.last_token - sample.started)
+            elif previous is not None:
+                gap = (sample.last_token - previous) / counted
+                for _ in range(counted):
+                    self.metrics.itl.observe(gap)
+        if sample.finish is not None:
+            if sample.last_token is not None:
+                self.metrics.e2e.observe(sample.last_token - sample.started)
+            self._forget(sample, sample.finish.kind)
+            if output.finish is None:
+                self._link.send(Abort(rid=sample.wire_id, reason="stop", quiet=True))
+        request.notice(sample)
+
+    def scheduler_died(self, message: str) -> None:
+        """Fail every request with a 503 and refuse new ones."""
+        self.dead = Unavailable(message)
+        for request in self._requests:
+            request.fail(self.dead)
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(self.dead)
+        self._calls.clear()
+
+    async def flush_cache(self, timeout: float) -> FlushReply:
+        reply = await self._call(lambda call_id: FlushCache(call_id=call_id), timeout)
+        assert isinstance(reply, FlushReply)
+        return reply
+
+    async def state(self, timeout: float) -> StateReply:
+        """The scheduler's counters and bags; raises `DeadlineExceeded` after `timeout` seconds."""
+        reply = await self._call(lambda call_id: GetState(call_id=call_id), timeout)
+        assert isinstance(reply, StateReply)
+        return reply
+
+    async def _call(self, make: _MakeCall, timeout: float) -> FlushReply | StateReply:
+        if self.dead is not None:
+            raise self.dead
+        self._serial += 1
+        call_id = self._serial
+        future: asyncio.Future[FlushReply | StateReply] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = future
+        try:
+            self._link.send(make(call_id))
+            async with asyncio.timeout(timeout):
+                return await future
+        except TimeoutError:
+            raise DeadlineExceeded(f"the scheduler did not answer within {timeout:g} s") from None
+        finally:
+            self._calls.pop(call_id, None)
+
+    def send_drain(self) -> None:
+        self._link.send(Drain())
+
+    # ---- this engine's configuration, as the control plane changed it ---------------------------------
+
+    def record_config_updates(self, source: str, /, **values: object) -> None:
+        self.overlay.record_config_updates(source, **values)
+
+    def config_value(self, name: str) -> object:
+        return self.overlay.config_value(name)
+
+    def resolved_config_dict(self) -> Mapping[str, object]:
+        return self.overlay.resolved_config_dict()

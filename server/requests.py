@@ -1,0 +1,157 @@
+"""Request bodies. Types are strict; fields that aren't declared are ignored, as clients send many.
+
+A field that a text model can't honour yet is declared in `UNSUPPORTED` and refused by name when it asks
+for something.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class PairFields(msgspec.Struct, kw_only=True):
+    """What a router adds so that the two workers of a pair find each other."""
+
+    bootstrap_host: str | list[str | None] | None = None
+    bootstrap_port: int | list[int | None] | None = None
+    bootstrap_room: int | list[int] | None = None
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """The sampling fields that the OpenAI routes share, extensions of other servers included."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    logit_bias: dict[int, float] | None = None
+    max_tokens: int | None = None
+    skip_special_tokens: bool | None = None
+    no_stop_trim: bool | None = None
+    include_stop_str_in_output: bool | None = None
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_usage: bool | None = None
+
+
+class OpenAIRequest(SamplingFields, PairFields, kw_only=True):
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    rid: str | None = None
+
+
+class TextPart(msgspec.Struct, kw_only=True):
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, object]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class ChatRequest(OpenAIRequest, kw_only=True):
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+
+
+class CompletionRequest(OpenAIRequest, kw_only=True):
+    prompt: str | list[str | int | list[int]]
+    """Text, texts, token ids, or several lists of token ids."""
+    max_completion_tokens: int | None = None
+    logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+
+
+class NativeSampling(SamplingFields, kw_only=True):
+    """`sampling_params` of `/generate`; `max_tokens` and `min_tokens` have other names there."""
+
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+
+
+class GenerateRequest(PairFields, kw_only=True):
+    text: str | list[str] | None = None
+    input_ids: list[int | list[int]] | None = None
+    sampling_params: NativeSampling | list[NativeSampling] | None = None
+    rid: str | list[str] | None = None
+    stream: bool | None = None
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: int | list[int] | None = None
+    top_logprobs_num: int | list[int] | None = None
+    return_text_in_logprobs: bool | None = None
+
+
+class AbortRequest(msgspec.Struct, kw_only=True):
+    rid: str | list[str] | None = None
+    abort_all: bool | None = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    prompt: str | list[str] | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    tokens: list[int | list[int]]
+    skip_special_tokens: bool | None = None
+
+
+UNSUPPORTED: dict[str, tuple[object, ...]] = {
+    "suffix": (None, ""),
+    "tools": (None, []),
+    "tool_choice": (None, "none", "auto"),
+    "functions": (None, []),
+    "function_call": (None, "none", "auto"),
+    "response_format": (None, {"type": "text"}),
+    "json_schema": (None,),
+    "regex": (None,),
+    "ebnf": (None,),
+    "structural_tag": (None,),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "guided_grammar": (None,),
+    "guided_choice": (None, []),
+    "modalities": (None, ["text"]),
+    "audio": (None,),
+    "prediction": (None,),
+    "web_search_options": (None,),
+    "chat_template": (None,),
+    "return_hidden_states": (None, False),
+    "input_embeds": (None,),
+    "image_data": (None, []),
+    "video_data": (None, []),
+    "audio_data": (None, []),
+    "token_ids_logprob": (None, []),
+    "lora_path": (None,),
+    "custom_logit_processor": (None,),
+}
+"""Fields that would change the output, with the values that ask for nothing. Checked on every generating
+route, inside `sampling_params` too."""
