@@ -29,6 +29,7 @@ from diptych.common_config.errors import (
     RoleNamespaceError,
     SealedBagError,
 )
+from diptych.common_config.gates import turn_off_chunked_prefix_cache
 from diptych.common_config.namespaces.exec import AttentionPair
 from diptych.common_config.namespaces.router import PrefillAddress
 from diptych.common_config.programs import Program, Role
@@ -68,4 +69,5 @@ __all__ = [
     "readback",
     "reset_for_tests",
     "resolve",
+    "turn_off_chunked_prefix_cache",
 ]

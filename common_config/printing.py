@@ -73,7 +73,8 @@ def default_text(leaf: Leaf, default: object) -> str:
     if leaf.kind is bool:
         return "on" if default else "off"
     text = show_number(default) if isinstance(default, (int, float)) else str(default)
-    return f"{text} {leaf.unit}".strip()
+    unit = leaf.unit.removesuffix("s") if text == "1" else leaf.unit
+    return f"{text} {unit}".strip()
 
 
 def _entry(usage: str, text: str) -> list[str]:
