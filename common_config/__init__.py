@@ -33,7 +33,7 @@ from diptych.common_config.gates import turn_off_chunked_prefix_cache
 from diptych.common_config.namespaces.exec import AttentionPair
 from diptych.common_config.namespaces.router import PrefillAddress
 from diptych.common_config.programs import Program, Role
-from diptych.common_config.record import LaunchConfig, Provenance, builds_from_record
+from diptych.common_config.record import LaunchConfig, Provenance, builds_from_record, environment_of
 from diptych.common_config.resolve import resolve
 from diptych.common_config.testing import override_config, reset_for_tests
 
@@ -51,6 +51,7 @@ __all__ = [
     "SealedBagError",
     "as_dict",
     "builds_from_record",
+    "environment_of",
     "get_context",
     "get_device",
     "get_disagg",

@@ -107,9 +107,9 @@ def _cell(text: str) -> str:
 def _roles() -> Iterator[str]:
     yield "## What each role may read\n"
     yield (
-        "`DIPTYCH_ROLE_NAMESPACES` is `off`, `record` (append each new pair of role and namespace to the file\n"
-        "in `DIPTYCH_ROLE_NAMESPACES_FILE`) or `enforce` (a read outside the role's set fails). The sets are\n"
-        "filled from recorded runs; a role that has not been recorded may read every namespace of its program.\n"
+        "`DIPTYCH_ROLE_NAMESPACES` is `off`, `record` (append each new pair of role and namespace to the\n"
+        "file in `DIPTYCH_ROLE_NAMESPACES_FILE`) or `enforce` (a read outside the role's set fails). The\n"
+        "sets are filled from recorded runs; a role without one may read every namespace of its program.\n"
     )
     yield "| role | namespaces |"
     yield "|---|---|"

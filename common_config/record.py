@@ -28,7 +28,7 @@ from diptych.common_config.namespaces import (
     namespace_of,
 )
 from diptych.common_config.programs import Program
-from diptych.common_config.values import BadValue, check, plain
+from diptych.common_config.values import BadValue, as_text, check, plain
 
 
 class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -194,6 +194,27 @@ class LaunchConfig(
         )
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def environment_of(record: LaunchConfig, program: Program) -> dict[str, str]:
+    """The `DIPTYCH_` variables with which `program` started by this one resolves the same values: what was
+    asked, by whatever means, and what only this program has as a default. Secrets included: an environment is
+    the child's alone, unlike its arguments. Laid over this process's own environment."""
+    variables = {}
+    for name, leaf in leaves_of(program).items():
+        if name not in record.provenance:
+            continue
+        value, where = getattr(record, name), record.provenance[name]
+        asked = where.source not in ("default", "resolved") or bool(where.asked_from)
+        if asked or (where.source == "default" and value != leaf.default_for(program)):
+            variables.update(_variable(leaf, value))
+    return variables
+
+
+def _variable(leaf: Leaf, value: object) -> dict[str, str]:
+    if value is None or value == ():
+        return {leaf.env: "none"} if leaf.optional and leaf.kind is not str else {}
+    return {leaf.env: as_text(leaf, value)}
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -63,7 +63,7 @@ def shown(leaf: Leaf, value: object) -> str:
 
 def parse_text(leaf: Leaf, text: str) -> object:
     """The value of a flag's or a variable's text. Raises `BadValue`."""
-    if text != text.strip():
+    if leaf.kind is not str and text != text.strip():
         raise BadValue(f"{shown(leaf, text)} has spaces around it; accepted: {accepted(leaf)}")
     if not text:
         raise BadValue(f"is empty; leave it out or give {accepted(leaf)}")
@@ -96,8 +96,10 @@ def check(leaf: Leaf, value: object, *, final: bool = False) -> object:
     if type(value) is not leaf.kind:
         raise BadValue(f"{shown(leaf, value)} is not {accepted(leaf)}")
     if isinstance(value, str):
-        if not value.strip() or any(ord(c) < 32 or 0xD800 <= ord(c) < 0xE000 for c in value):
-            raise BadValue(f"{shown(leaf, value)} is blank or holds characters that can't be printed")
+        if value != value.strip():
+            raise BadValue(f"{shown(leaf, value)} has spaces around it; accepted: {accepted(leaf)}")
+        if not value or any(ord(c) < 32 or 0xD800 <= ord(c) < 0xE000 for c in value):
+            raise BadValue(f"{shown(leaf, value)} is empty or holds characters that can't be printed")
         if leaf.choices and value not in leaf.choices:
             raise BadValue(f"{shown(leaf, value)} is not {accepted(leaf)}")
     if isinstance(value, (int, float)) and not isinstance(value, bool) and not _in_range(leaf, value):
@@ -143,6 +145,16 @@ def _entry(leaf: Leaf, entry: object) -> object:
         return element.parse(words)
     except ValueError as error:
         raise BadValue(str(error)) from None
+
+
+def as_text(leaf: Leaf, value: object) -> str:
+    """What `parse_text` reads as this value, which is not None."""
+    if leaf.element is not None:
+        assert isinstance(value, tuple)
+        entries = [msgspec.to_builtins(entry) for entry in value]
+        words = leaf.element.words
+        return ",".join(entry if words is None else " ".join(words(entry)) for entry in entries)
+    return str(value).lower() if leaf.kind is bool else str(value)
 
 
 def plain(leaf: Leaf | None, value: object, *, redact: bool = True) -> object:
