@@ -8,7 +8,7 @@ import aiohttp
 import msgspec
 
 from diptych.router.errors import RouterError
-from diptych.router.workers import Worker, WorkerRole
+from diptych.router.workers import Worker, WorkerRole, connection_reason
 
 MAX_ERROR_BODY = 1 << 20
 """Bytes of a worker's error answer that are read and relayed."""
@@ -93,8 +93,9 @@ class Leg:
                 self.worker.url + self._path, data=self._body, headers=self._headers, allow_redirects=False
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            self.worker.mark_down(f"connection failed ({error})")
-            raise LegFailure(self.worker, FailureKind.CONNECT, f"connection failed ({error})") from error
+            reason = f"no connection ({connection_reason(error)})"
+            self.worker.mark_down(reason)
+            raise LegFailure(self.worker, FailureKind.CONNECT, reason) from error
         except (aiohttp.ClientError, OSError) as error:
             raise self._broken(error) from error
         self._response = response
@@ -125,8 +126,8 @@ class Leg:
 
     def _broken(self, error: Exception) -> LegFailure:
         self.worker.suspect()
-        detail = str(error) or type(error).__name__
-        return LegFailure(self.worker, FailureKind.BROKEN, f"the connection broke ({detail})")
+        reason = f"the connection broke ({connection_reason(error)})"
+        return LegFailure(self.worker, FailureKind.BROKEN, reason)
 
     async def _failed_answer(self, response: aiohttp.ClientResponse) -> LegFailure:
         body = bytearray()

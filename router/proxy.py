@@ -13,7 +13,7 @@ from diptych.common_config import get_router
 from diptych.router.errors import RouterError
 from diptych.router.legs import error_message, relayed_headers
 from diptych.router.middleware import worker_headers
-from diptych.router.workers import Worker, WorkerRegistry, WorkerRole
+from diptych.router.workers import Worker, WorkerRegistry, WorkerRole, connection_reason
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Proxy:
                 ) as response:
                     answer = await response.read()
             except aiohttp.ClientConnectorError as error:
-                worker.mark_down(f"connection failed ({error})")
+                worker.mark_down(f"no connection ({connection_reason(error)})")
                 continue
             except (aiohttp.ClientError, OSError):
                 worker.suspect()
@@ -105,8 +105,7 @@ class Proxy:
             ) as response:
                 return WorkerAnswer(worker, response.status, await response.read())
         except (aiohttp.ClientError, OSError) as error:
-            reason = str(error) or f"no answer within {limit:g} s"
-            return WorkerAnswer(worker, None, reason.encode())
+            return WorkerAnswer(worker, None, connection_reason(error).encode())
 
     @staticmethod
     def _headers(request: web.Request) -> dict[str, str]:

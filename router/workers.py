@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import enum
 import logging
+import os
 from collections.abc import Callable, Iterable
 
 import aiohttp
@@ -18,6 +19,19 @@ logger = logging.getLogger(__name__)
 DOWN_POLL_INTERVAL = 0.25
 """Seconds between polls of a worker that is down (never longer than health_interval): start-up and
 recovery are noticed soon, while healthy workers are left in peace."""
+
+
+def connection_reason(error: Exception) -> str:
+    """Why a call to a worker got no (whole) answer, short enough for a client's error message."""
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return "the host name can't be resolved"
+    if isinstance(error, aiohttp.ClientConnectorError) and error.errno:
+        return os.strerror(error.errno).lower()
+    if isinstance(error, TimeoutError):
+        return "timed out"
+    if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError):
+        return "closed before the answer was complete"
+    return str(error) or type(error).__name__
 
 
 class WorkerRole(enum.StrEnum):
@@ -85,7 +99,7 @@ class Worker:
             async with session.get(f"{self.url}/health", timeout=timeout, headers=headers) as response:
                 await response.read()
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
-            self._set(False, str(error) or f"no answer to /health within {limit:g} s")
+            self._set(False, f"/health: {connection_reason(error)}")
             return
         if 200 <= response.status < 300:
             self.mark_up()

@@ -45,6 +45,18 @@ async def test_a_worker_that_is_gone_is_marked_down_at_once_and_the_request_serv
     assert len(here.seen) == 4
 
 
+async def test_a_retry_avoids_the_worker_that_refused(make_worker, kit):
+    prefill = await make_worker(kit.answers())
+    refusing, willing = await make_worker(kit.fails(503, "full")), await make_worker(kit.answers())
+    flags = ("--policy", "random", "--max-retries", "1")
+    async with kit.router([prefill], [refusing, willing], *flags) as router:
+        for _ in range(20):
+            async with router.post() as response:
+                assert response.status == 200
+    assert len(refusing.seen) >= 1
+    assert len(willing.seen) == 20
+
+
 async def test_retries_end_after_max_retries_and_name_the_leg_and_its_reason(make_worker, kit):
     prefill, decode = await make_worker(kit.fails(503, "pool is full")), await make_worker(kit.hangs)
     async with (
