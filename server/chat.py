@@ -18,8 +18,8 @@ from diptych.server.requests import ChatMessage, ChatRequest
 from diptych.server.sample import Sample, SampleDelta, usage
 from diptych.server.sampling_options import (
     LengthFields,
-    sampling_params,
     samples_per_prompt,
+    sampling_params,
     text_options,
     whole,
 )
@@ -62,9 +62,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     specs = plan_samples(frontend, [plan], asked)
     with frontend.manager.start(specs) as running:
         if asked.stream:
-            return await stream(
-                request, running, answer.chunks, lambda: answer.usage_chunk(running.samples)
-            )
+            return await stream(request, running, answer.chunks, lambda: answer.usage_chunk(running.samples))
         return json_response(answer.whole(await running.finished()))
 
 

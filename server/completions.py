@@ -20,8 +20,8 @@ from diptych.server.sample import Sample, SampleDelta, usage
 from diptych.server.sampling_options import (
     LengthFields,
     check_token_ids,
-    sampling_params,
     samples_per_prompt,
+    sampling_params,
     text_options,
     whole,
 )

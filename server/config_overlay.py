@@ -18,7 +18,7 @@ class ConfigOverlay:
         self._log: list[dict[str, object]] = []
 
     def record_config_updates(self, source: str, /, **values: object) -> None:
-        """`source` changed these for this engine: leaves of the bags, or facts of its own (weight version)."""
+        """`source` changed these for this engine: leaves, or facts of its own (weight version)."""
         for name, value in values.items():
             self._log.append({"source": source, "name": name, "value": value})
             logger.info("%s sets %s = %r for this engine", source, name, value)

@@ -77,4 +77,3 @@ class IncrementalDetokenizer:
         self._first = False
         if not text.startswith(self._prompt_text):
             self._given = len(self._prompt_text.rstrip(REPLACEMENT))
-

@@ -1,4 +1,4 @@
-"""Errors a client can see, in OpenAI's shape. Raised anywhere in the frontend; one middleware answers them."""
+"""Errors a client can see, in OpenAI's shape. Raised anywhere in the frontend; one middleware answers."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ class ApiError(Exception):
             self.status = status
 
     def body(self) -> dict[str, object]:
-        return {
-            "error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        }
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
     def json(self) -> bytes:
         return msgspec.json.encode(self.body())

@@ -20,8 +20,8 @@ from diptych.server.requests import GenerateRequest, NativeSampling
 from diptych.server.sample import Sample, SampleDelta
 from diptych.server.sampling_options import (
     LengthFields,
-    sampling_params,
     samples_per_prompt,
+    sampling_params,
     text_options,
     whole,
 )
@@ -64,7 +64,10 @@ async def _plan(frontend: Frontend, asked: GenerateRequest) -> tuple[list[Prompt
     if asked.text is not None:
         prompts, prompt_name = await tokenize_prompts(frontend, asked.text, "text"), "text"
     else:
-        prompts, prompt_name = await tokenize_prompts(frontend, asked.input_ids or [], "input_ids"), "input_ids"
+        prompts, prompt_name = (
+            await tokenize_prompts(frontend, asked.input_ids or [], "input_ids"),
+            "input_ids",
+        )
     count = len(prompts)
     params = _each(asked.sampling_params, count, NativeSampling(), "sampling_params")
     wanted = _each(asked.return_logprob, count, False, "return_logprob")

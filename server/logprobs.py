@@ -22,7 +22,8 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob]) -> dict[
         }
 
     content = [
-        entry(token.token_id, token.logprob) | {"top_logprobs": [entry(*alternative) for alternative in token.top]}
+        entry(token.token_id, token.logprob)
+        | {"top_logprobs": [entry(*alternative) for alternative in token.top]}
         for token in tokens
     ]
     return {"content": content, "refusal": None}
@@ -73,7 +74,11 @@ def native_logprobs(
 ) -> list[tuple[float, int, str | None]]:
     """`[logprob, token id, text or null]` per token."""
     return [
-        (max(token.logprob, LOWEST), token.token_id, tokenizer.token_text(token.token_id) if with_text else None)
+        (
+            max(token.logprob, LOWEST),
+            token.token_id,
+            tokenizer.token_text(token.token_id) if with_text else None,
+        )
         for token in tokens
     ]
 

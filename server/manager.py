@@ -70,7 +70,7 @@ class RunningRequest:
         return self._open == 0 and not self._dirty
 
     async def next(self) -> list[SampleDelta]:
-        """Wait for news and take it. Raises the request's `ApiError` if it failed; don't call when `ended`."""
+        """Wait for news and take it. Raises the request's `ApiError` if it failed. Not when `ended`."""
         await self._news.wait()
         self._news.clear()
         if self._error is not None:
@@ -265,18 +265,18 @@ class TokenizerManager:
                 call.set_exception(self.dead)
         self._calls.clear()
 
-    async def flush_cache(self, timeout: float) -> FlushReply:
-        reply = await self._call(lambda call_id: FlushCache(call_id=call_id), timeout)
+    async def flush_cache(self, bound: float) -> FlushReply:
+        reply = await self._call(lambda call_id: FlushCache(call_id=call_id), bound)
         assert isinstance(reply, FlushReply)
         return reply
 
-    async def state(self, timeout: float) -> StateReply:
-        """The scheduler's counters and bags; raises `DeadlineExceeded` after `timeout` seconds."""
-        reply = await self._call(lambda call_id: GetState(call_id=call_id), timeout)
+    async def state(self, bound: float) -> StateReply:
+        """The scheduler's counters and bags; raises `DeadlineExceeded` after `bound` seconds."""
+        reply = await self._call(lambda call_id: GetState(call_id=call_id), bound)
         assert isinstance(reply, StateReply)
         return reply
 
-    async def _call(self, make: _MakeCall, timeout: float) -> FlushReply | StateReply:
+    async def _call(self, make: _MakeCall, bound: float) -> FlushReply | StateReply:
         if self.dead is not None:
             raise self.dead
         self._serial += 1
@@ -285,10 +285,10 @@ class TokenizerManager:
         self._calls[call_id] = future
         try:
             self._link.send(make(call_id))
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(bound):
                 return await future
         except TimeoutError:
-            raise DeadlineExceeded(f"the scheduler did not answer within {timeout:g} s") from None
+            raise DeadlineExceeded(f"the scheduler did not answer within {bound:g} s") from None
         finally:
             self._calls.pop(call_id, None)
 

@@ -51,4 +51,5 @@ class FrontendMetrics:
 
     def text(self) -> str:
         """Prometheus text exposition."""
-        return generate_latest(self.registry).decode()
+        text: bytes = generate_latest(self.registry)
+        return text.decode()

@@ -6,18 +6,15 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from diptych.common_config import get_observability, get_serving
 from diptych.server.errors import ApiError, MethodNotAllowed, NotFound, Unauthorized
 from diptych.server.metrics import FrontendMetrics
 
 logger = logging.getLogger(__name__)
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Middleware = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
 
 OPEN_ROUTES = frozenset({"/health"})
 """Answered without a key: load balancers ask."""
@@ -50,7 +47,8 @@ async def errors_to_http(request: web.Request, handler: Handler) -> web.StreamRe
         )
     except (web.HTTPException, ConnectionError, asyncio.CancelledError):
         raise
-    except Exception:  # noqa: BLE001 (the boundary of the process: the client gets an answer in our shape)
+    except Exception:
+        # The boundary of the process: whatever broke, the client gets an answer in our shape.
         logger.exception("%s %s failed", request.method, request.path)
         return error_response(ApiError("internal error; the worker's log says more"))
 

@@ -32,7 +32,7 @@ class Pairing:
 
 def derive_room(room: int, index: int) -> int:
     """The room of the `index`-th sample that shares `room`: SplitMix64 (Steele, Lea, Flood: Fast Splittable
-    Pseudorandom Number Generators, 2014), seeded with the room and advanced `index` steps, top bit cleared."""
+    Pseudorandom Number Generators, 2014) seeded with the room, its `index`-th output, top bit cleared."""
     if index == 0:
         return room
     z = (room + index * 0x9E3779B97F4A7C15) & _MASK64
@@ -58,7 +58,9 @@ def sample_rooms(rooms: int | Sequence[int], samples: int) -> list[int]:
     share = samples // len(given)
     derived = [derive_room(given[i // share], i % share) for i in range(samples)]
     if len(set(derived)) != samples:
-        raise BadRequest("the rooms derived for the samples collide; send other rooms", param="bootstrap_room")
+        raise BadRequest(
+            "the rooms derived for the samples collide; send other rooms", param="bootstrap_room"
+        )
     return derived
 
 

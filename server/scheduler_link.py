@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator
+from typing import cast
 
 import msgspec
 import zmq
@@ -37,7 +39,7 @@ class SchedulerLink:
 
     def send(self, message: FrontendMessage) -> None:
         """Queue a message; never blocks. Raises `Unavailable` when no scheduler is connected."""
-        sent = self._socket.send(encode(message), flags=zmq.NOBLOCK)
+        sent = cast("asyncio.Future[None]", self._socket.send(encode(message), flags=zmq.NOBLOCK))
         if sent.done() and sent.exception() is not None:
             raise Unavailable("the worker's scheduler is gone")
 

@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 import tokenizers
 
@@ -52,10 +51,10 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids; special tokens written out in the text become themselves."""
-        return cast("list[int]", self._inner.encode(text, add_special_tokens=add_special_tokens).ids)
+        return self._inner.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        return cast("str", self._inner.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        return self._inner.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
         """What one token adds to running text, as bytes: a token may hold part of a character."""
@@ -85,7 +84,7 @@ class Tokenizer:
         byte = _BYTE_PIECE.match(piece)
         if byte:
             return bytes([int(byte[1], 16)])
-        return cast("str", piece).replace("\u2581", " ").encode()
+        return piece.replace("\u2581", " ").encode()
 
     def special(self, name: str) -> str | None:
         """`bos_token`, `eos_token`, … as text, from tokenizer_config.json."""

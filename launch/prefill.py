@@ -1,0 +1,18 @@
+"""`launch-prefill`: runs prompts and hands their KV pages to decode workers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from diptych.launch.worker import run_worker
+from diptych.server.frontend import WorkerKind
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until told to stop; returns the exit code."""
+    return run_worker(WorkerKind.PREFILL, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

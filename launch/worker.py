@@ -1,0 +1,254 @@
+"""A worker's frontend process, from the command line to the exit code. All three worker programs are this."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from aiohttp import web
+
+from diptych.common_config import (
+    Program,
+    Role,
+    as_dict,
+    get_model,
+    get_observability,
+    get_schedule,
+    get_serving,
+    parse_command_line,
+    publish,
+)
+from diptych.engine.models.errors import ModelError
+from diptych.engine.wire import SchedulerReady
+from diptych.kvtransfer.bootstrap.service import make_bootstrap_app
+from diptych.launch.prepare import Prepared, StartupError, prepare
+from diptych.launch.processes import SchedulerProcess, SchedulerStart, describe_exit
+from diptych.server.app import make_app, make_runner
+from diptych.server.chat_template import ChatTemplate
+from diptych.server.config_overlay import ConfigOverlay
+from diptych.server.frontend import Frontend, ModelFacts, WorkerKind
+from diptych.server.manager import TokenizerManager
+from diptych.server.metrics import FrontendMetrics
+from diptych.server.sampling_options import Limits
+from diptych.server.scheduler_link import SchedulerLink
+from diptych.server.tokenizer import Tokenizer, TokenizerError
+
+logger = logging.getLogger(__name__)
+
+SCHEDULER_COMMAND = (sys.executable, "-m", "diptych.launch.scheduler")
+
+ABORT_SECONDS = 2.0
+"""What requests get to end after they were aborted at shutdown."""
+SCHEDULER_END_SECONDS = 5.0
+"""What the scheduler gets to end in order before it is killed."""
+HURRY_SECONDS = 1.0
+"""The same after a second signal, or when it never became ready."""
+
+_PROGRAMS = {
+    WorkerKind.PREFILL: (Program.PREFILL, Role.PREFILL_FRONTEND, Role.PREFILL_SCHEDULER),
+    WorkerKind.DECODE: (Program.DECODE, Role.DECODE_FRONTEND, Role.DECODE_SCHEDULER),
+    WorkerKind.COLOCATED: (Program.COLOCATED, Role.COLOCATED_FRONTEND, Role.COLOCATED_SCHEDULER),
+}
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
+
+
+def run_worker(
+    kind: WorkerKind,
+    argv: Sequence[str] | None = None,
+    *,
+    scheduler_command: Sequence[str] = SCHEDULER_COMMAND,
+) -> int:
+    """Serve until SIGTERM or SIGINT (0), a failure (1), or a second signal (130)."""
+    program, frontend_role, scheduler_role = _PROGRAMS[kind]
+    record = parse_command_line(program, argv)
+    try:
+        prepared = prepare(kind, record, scheduler_role, scheduler_command)
+        publish(prepared.record, role=frontend_role)
+        logging.basicConfig(
+            level=get_observability().log_level.upper(),
+            format=f"%(asctime)s {kind} %(levelname)s %(name)s: %(message)s",
+        )
+        return asyncio.run(_run(kind, prepared))
+    except (StartupError, ModelError, TokenizerError) as error:
+        print(f"{program.value}: {error}", file=sys.stderr)
+        return 1
+
+
+class Signals:
+    """The first SIGTERM or SIGINT asks for an orderly end, the second for one at once."""
+
+    def __init__(self, hurry: Callable[[], object]) -> None:
+        self.asked = asyncio.Event()
+        self._hurry = hurry
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        if self.asked.is_set():
+            self._hurry()
+        self.asked.set()
+
+
+async def _run(kind: WorkerKind, prepared: Prepared) -> int:
+    main = asyncio.current_task()
+    assert main is not None
+    signals = Signals(main.cancel)
+    link = SchedulerLink()
+    bootstrap = await _start_bootstrap(prepared.bootstrap)
+    scheduler = SchedulerProcess(
+        prepared.scheduler_command,
+        SchedulerStart(
+            record=prepared.record.to_bytes(),
+            role=prepared.scheduler_role.value,
+            address=link.address,
+            model_dir=str(prepared.model_dir),
+        ),
+    )
+    try:
+        return await _supervise(kind, prepared, link, scheduler, signals)
+    except asyncio.CancelledError:
+        return 130
+    finally:
+        await scheduler.end(HURRY_SECONDS)
+        if bootstrap is not None:
+            await bootstrap.cleanup()
+        link.close()
+
+
+async def _start_bootstrap(listener: socket.socket | None) -> web.AppRunner | None:
+    """Listening before the scheduler runs: it registers there."""
+    if listener is None:
+        return None
+    runner = web.AppRunner(
+        make_bootstrap_app(schedule=as_dict(get_schedule())), access_log=None, shutdown_timeout=1.0
+    )
+    await runner.setup()
+    await web.SockSite(runner, listener).start()
+    return runner
+
+
+async def _supervise(
+    kind: WorkerKind, prepared: Prepared, link: SchedulerLink, scheduler: SchedulerProcess, signals: Signals
+) -> int:
+    """Load the tokenizer while the scheduler loads the model, serve, and see to the end."""
+    tokenizer = await asyncio.to_thread(Tokenizer, prepared.tokenizer_dir)
+    template = _chat_template(tokenizer)
+    manager = TokenizerManager(
+        link, tokenizer, FrontendMetrics(), ConfigOverlay(), prefill=kind is WorkerKind.PREFILL
+    )
+    receiving = asyncio.create_task(manager.receive())
+    stopping = asyncio.create_task(signals.asked.wait())
+    endings: set[asyncio.Future[Any]] = {stopping, scheduler.exited, receiving}
+    try:
+        await asyncio.wait({manager.ready, *endings}, return_when=asyncio.FIRST_COMPLETED)
+        if scheduler.exited.done():
+            raise StartupError(
+                f"the scheduler {describe_exit(scheduler.exited.result())} before it was ready"
+            )
+        if receiving.done():
+            receiving.result()
+        if not manager.ready.done():
+            return 0  # asked to stop while loading
+        frontend = _frontend(kind, prepared, manager, template, manager.ready.result())
+        runner = make_runner(make_app(frontend))
+        await runner.setup()
+        try:
+            await web.SockSite(runner, prepared.http).start()
+            _announce(frontend)
+            await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
+            if stopping.done():
+                await drain(manager)
+                return 0
+            if receiving.done():
+                receiving.result()
+            reason = describe_exit(scheduler.exited.result())
+            logger.error("the scheduler %s; failing its requests", reason)
+            manager.scheduler_died(f"the worker's scheduler {reason}")
+            return 1
+        finally:
+            await runner.cleanup()
+            if stopping.done():
+                await scheduler.exits_within(SCHEDULER_END_SECONDS)
+    finally:
+        receiving.cancel()
+        stopping.cancel()
+
+
+async def drain(manager: TokenizerManager) -> None:
+    """Admit nothing more; let what runs end within `shutdown_timeout`, abort the rest, tell the scheduler."""
+    manager.draining = True
+    for bound in (get_serving().shutdown_timeout, ABORT_SECONDS):
+        try:
+            async with asyncio.timeout(bound):
+                await manager.wait_idle()
+                break
+        except TimeoutError:
+            logger.warning("%d samples still run; aborting them", manager.abort_all())
+    manager.send_drain()
+
+
+def _chat_template(tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The operator's template file, else the model's own. Raises `StartupError`."""
+    path = get_model().chat_template
+    try:
+        source = tokenizer.chat_template if path is None else Path(path).read_text(encoding="utf-8")
+        if source is None:
+            return None
+        special = {name: tokenizer.special(name) for name in SPECIAL_TOKENS}
+        return ChatTemplate(source, {name: text for name, text in special.items() if text is not None})
+    except OSError as error:
+        raise StartupError(f"--chat-template {path}: {error.strerror}") from None
+    except jinja2.TemplateSyntaxError as error:
+        raise StartupError(
+            f"the chat template {path or 'of the model'} is not valid Jinja (line {error.lineno}): {error}"
+        ) from None
+
+
+def _frontend(
+    kind: WorkerKind,
+    prepared: Prepared,
+    manager: TokenizerManager,
+    template: ChatTemplate | None,
+    ready: SchedulerReady,
+) -> Frontend:
+    config = json.loads((prepared.model_dir / "config.json").read_text(encoding="utf-8"))
+    model = get_model()
+    facts = ModelFacts(
+        served_name=model.served_model_name or model.model_path,
+        path=model.model_path,
+        tokenizer_path=model.tokenizer_path or model.model_path,
+        model_type=str(config.get("model_type", "")),
+        architectures=[str(name) for name in config.get("architectures") or []],
+        max_total_tokens=ready.max_total_tokens,
+        limits=Limits(context_length=ready.context_length, vocab_size=ready.vocab_size),
+    )
+    bootstrap_port = prepared.bootstrap.getsockname()[1] if prepared.bootstrap else None
+    return Frontend(
+        kind=kind,
+        model=facts,
+        manager=manager,
+        chat_template=template,
+        created=int(time.time()),
+        bootstrap_port=bootstrap_port,
+    )
+
+
+def _announce(frontend: Frontend) -> None:
+    host = get_serving().host
+    address = f"[{host}]" if ":" in host else host
+    url = f"http://{address}:{get_serving().port}"
+    line = f"ready: {url}  role={frontend.kind} model={frontend.model.served_name}"
+    if frontend.bootstrap_port is not None:
+        line += f"  bootstrap={frontend.bootstrap_port}"
+    print(line, flush=True)
