@@ -85,7 +85,7 @@ class RadixCache:
         if not self.enabled:
             return PrefixMatch([], 0, self._root)
         path = self._walk(self._key_of(token_ids))
-        pages = [page for node in path for page in node.pages]
+        pages = _pages_of(path)
         return PrefixMatch(pages, len(pages) * self.page_size, path[-1] if path else self._root)
 
     def lock(self, node: RadixNode) -> None:
@@ -119,8 +119,9 @@ class RadixCache:
             return InsertResult(list(pages), 0, self._root)
         key = self._key_of(token_ids)
         path = self._walk(key)
-        known = [page for node in path for page in node.pages]
-        duplicates = [mine for mine, cached in zip(pages, known, strict=False) if mine != cached]
+        known = _pages_of(path)
+        brought = list(pages[: len(known)])
+        duplicates = [p for p, c in zip(brought, known, strict=True) if p != c] if brought != known else []
         end = path[-1] if path else self._root
         new = list(pages[len(known) :])
         if new:
@@ -268,3 +269,10 @@ class RadixCache:
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
+
+
+def _pages_of(path: list[RadixNode]) -> list[int]:
+    pages: list[int] = []
+    for node in path:
+        pages += node.pages
+    return pages
