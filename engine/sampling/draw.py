@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+
 from diptych.engine.sampling.top import exact_top
 from diptych.engine.wire import SamplingParams
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+
 from diptych.engine.sampling.state import SamplingState
 
 

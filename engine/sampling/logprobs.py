@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+
 from diptych.engine.sampling.top import exact_top
 from diptych.engine.wire import TokenLogprob
 

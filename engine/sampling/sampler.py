@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+
 from diptych.engine.sampling.draw import draw_filtered, draw_unfiltered, scale
 from diptych.engine.sampling.edits import edit_logits
 from diptych.engine.sampling.logprobs import token_logprobs
