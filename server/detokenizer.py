@@ -34,7 +34,7 @@ class IncrementalDetokenizer:
         """Window tokens whose text has been given out completely."""
         self._given = len(self._prompt_text)
         """Characters of the window's text given out."""
-        self._first = self._prompt_text.endswith(REPLACEMENT)
+        self._open_prompt = self._prompt_text.endswith(REPLACEMENT)
 
     def _decode(self) -> str:
         return self._tokenizer.decode(self._window, skip_special_tokens=self._skip)
@@ -43,8 +43,10 @@ class IncrementalDetokenizer:
         """The text that `token_id` completes; often its own, sometimes empty."""
         self._window.append(token_id)
         text = self._decode()
-        if self._first:
-            self._resolve_prompt_end(text)
+        if self._open_prompt and not text.startswith(self._prompt_text):
+            # The prompt ended inside a character, which the output has completed: it belongs to the output.
+            self._given = len(self._prompt_text.rstrip(REPLACEMENT))
+            self._open_prompt = False
         held = len(text) - len(text.rstrip(REPLACEMENT))
         oversize = len(self._window) > _WINDOW_TOKENS
         if oversize:
@@ -52,6 +54,8 @@ class IncrementalDetokenizer:
         end = len(text) - held
         piece = text[self._given : end]
         self._given = max(self._given, end)
+        if piece:
+            self._open_prompt = False
         if piece and not held:
             self._cut(self._context, held)
         elif oversize:
@@ -71,9 +75,3 @@ class IncrementalDetokenizer:
         self._window = self._window[start:]
         self._context = len(self._window)
         self._given = max(0, len(self._decode()) - held)
-
-    def _resolve_prompt_end(self, text: str) -> None:
-        """The prompt ended inside a character. If the output completes it, the character is output."""
-        self._first = False
-        if not text.startswith(self._prompt_text):
-            self._given = len(self._prompt_text.rstrip(REPLACEMENT))

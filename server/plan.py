@@ -11,7 +11,7 @@ from diptych.common_config import get_disagg
 from diptych.engine.wire import SamplingParams
 from diptych.server.errors import BadRequest
 from diptych.server.frontend import Frontend, WorkerKind
-from diptych.server.requests import PairFields
+from diptych.server.requests import OpenAIRequest, PairFields
 from diptych.server.rooms import Pairing, pair_samples
 from diptych.server.sample import SampleSpec
 from diptych.server.sampling_options import TextOptions, sample_seed
@@ -38,7 +38,9 @@ def check_rid(rid: str) -> str:
     return rid
 
 
-def plan_samples(frontend: Frontend, prompts: Sequence[PromptPlan], pair: PairFields) -> list[SampleSpec]:
+def plan_samples(
+    frontend: Frontend, prompts: Sequence[PromptPlan], pair: PairFields | OpenAIRequest
+) -> list[SampleSpec]:
     """Samples prompt by prompt, each with its seed and, in a pair, its room. Raises `BadRequest`."""
     total = sum(prompt.n for prompt in prompts)
     if total > MAX_SAMPLES:
@@ -67,7 +69,7 @@ def plan_samples(frontend: Frontend, prompts: Sequence[PromptPlan], pair: PairFi
     return specs
 
 
-def _pairings(frontend: Frontend, pair: PairFields, samples: int) -> Sequence[Pairing | None]:
+def _pairings(frontend: Frontend, pair: PairFields | OpenAIRequest, samples: int) -> Sequence[Pairing | None]:
     if frontend.kind is WorkerKind.COLOCATED:
         return [None] * samples
     if pair.bootstrap_room is None:

@@ -46,7 +46,11 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
 
 
-class OpenAIRequest(SamplingFields, PairFields, kw_only=True):
+class OpenAIRequest(SamplingFields, kw_only=True):
+    # `PairFields` again: a struct can't inherit from two with fields.
+    bootstrap_host: str | list[str | None] | None = None
+    bootstrap_port: int | list[int | None] | None = None
+    bootstrap_room: int | list[int] | None = None
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
