@@ -50,10 +50,10 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     layout: str = "page-first/1"
 
-    def differences(self, other: Fingerprint) -> list[str]:
+    def differences(self, other: Fingerprint, *, here: str = "here", there: str = "at the peer") -> list[str]:
         """`["page_size: 16 here, 32 at the peer", …]`; empty when equal."""
         return [
-            f"{name}: {getattr(self, name)} here, {getattr(other, name)} at the peer"
+            f"{name}: {getattr(self, name)} {here}, {getattr(other, name)} {there}"
             for name in self.__struct_fields__
             if getattr(self, name) != getattr(other, name)
         ]

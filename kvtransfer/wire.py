@@ -135,7 +135,7 @@ def encode(source: str, target: str, body: ControlMessage) -> list[bytes]:
     payload = _encoder.encode(Envelope(source=source, target=target, body=body))
     if len(payload) > MAX_CONTROL_BYTES:
         raise WireError(
-            f"a {type(body).__name__} message of {len(payload)} bytes is over the limit of {MAX_CONTROL_BYTES}"
+            f"a {type(body).__name__} message of {len(payload)} bytes is over the limit, {MAX_CONTROL_BYTES}"
         )
     return [_PREAMBLE, payload]
 
@@ -155,5 +155,5 @@ def decode(frames: Sequence[bytes]) -> Envelope:
         raise WireError(f"{len(payload)} bytes are over the limit of {MAX_CONTROL_BYTES}")
     try:
         return _decoder.decode(payload)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"undecodable control message: {error}") from error

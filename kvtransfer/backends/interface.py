@@ -1,8 +1,10 @@
 """What a page-transfer library does for us. A backend moves pages; it knows nothing of rooms or requests.
 
 All calls come from the scheduler's one thread. A backend never blocks it: `connect`, `post_write` and
-`poll` return at once. Handles that a backend reports as failed may still be written by the wire until the
-peer confirms or is gone; deciding when pages are safe again belongs to the layer above (quarantine).
+`poll` return at once; a library that needs driving is driven by a thread of the backend's own, which sleeps
+when nothing is in flight or expected. Handles that a backend reports as failed may still be written by the
+wire until the peer confirms or is gone; deciding when pages are safe again belongs to the layer above
+(quarantine).
 """
 
 from __future__ import annotations
@@ -11,10 +13,14 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
-import torch
+
+from diptych.kvtransfer.errors import TransferError
+
+if TYPE_CHECKING:  # a frontend process that serves the bootstrap routes does without
+    import torch
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +54,8 @@ class PageWrite:
     """After coalescing runs that are adjacent on both sides."""
     posted_at: float
     """`time.monotonic()`."""
+    finished_at: float = 0.0
+    """`time.monotonic()` when the state became final."""
     state: WriteState = WriteState.IN_FLIGHT
     error: str = ""
     handle: object = field(default=None, repr=False)
@@ -65,7 +73,8 @@ class TransferBackend(ABC):
 
     @abstractmethod
     def connect(self, peer: str, endpoint: Endpoint) -> None:
-        """Make `peer` a legal destination. Raises `TransferError` when the endpoint can't be used."""
+        """Make `peer` a legal destination. Raises `TransferError` when the endpoint doesn't fit this slab;
+        what the library finds out later shows as FAILED writes."""
 
     @abstractmethod
     def post_write(self, peer: str, src_pages: Sequence[int], dst_pages: Sequence[int]) -> PageWrite:
@@ -79,12 +88,30 @@ class TransferBackend(ABC):
         """Ask once; frees the library's handle when the state is final."""
 
     @abstractmethod
+    def expect_writes(self, expected: bool) -> None:
+        """Whether peers may write into this slab now: some libraries need the target's help for that."""
+
+    @abstractmethod
+    def fileno(self) -> int | None:
+        """A descriptor that becomes readable when a write turns final; None: poll writes in a loop."""
+
+    @abstractmethod
+    def clear_wakeup(self) -> None:
+        """Make `fileno` unreadable again. Call before `poll`, so that no news is lost."""
+
+    @abstractmethod
     def disconnect(self, peer: str) -> None:
-        """Forget a peer. Its writes must be final or abandoned."""
+        """Forget a peer; its writes that aren't final are abandoned and become FAILED."""
 
     @abstractmethod
     def close(self) -> None:
         """Release handles, lists, peers and registrations in the library's order. Idempotent."""
+
+
+def check_pages(what: str, pages: Sequence[int], num_pages: int) -> None:
+    """Raises `TransferError` unless every index is inside a slab of `num_pages`."""
+    if pages and (min(pages) < 0 or max(pages) >= num_pages):
+        raise TransferError(f"{what} page index outside 0..{num_pages - 1}")
 
 
 def coalesce(src_pages: Sequence[int], dst_pages: Sequence[int]) -> list[tuple[int, int, int]]:

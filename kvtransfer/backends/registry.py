@@ -4,11 +4,27 @@ from __future__ import annotations
 
 import torch
 
+from diptych.kvtransfer.backends.fake import FakeBackend, FakeFabric
 from diptych.kvtransfer.backends.interface import TransferBackend
+from diptych.kvtransfer.backends.nixl import NixlBackend
+from diptych.kvtransfer.errors import TransferError
+
+BACKEND_NAMES = ("nixl", "fake")
 
 
 def make_backend(
-    name: str, slab: torch.Tensor, *, page_bytes: int, agent: str, options: dict[str, object] | None = None
+    name: str,
+    slab: torch.Tensor,
+    *,
+    page_bytes: int,
+    agent: str,
+    ucx_tls: str | None = None,
+    fabric: FakeFabric | None = None,
 ) -> TransferBackend:
-    """Raises `TransferError` for an unknown name or a library that isn't installed."""
-    raise NotImplementedError
+    """`ucx_tls`: the user's choice of UCX transports (`nixl`); `fabric`: what joins `fake` backends.
+    Raises `TransferError` for an unknown name or a library that isn't installed."""
+    if name == "nixl":
+        return NixlBackend(slab, page_bytes=page_bytes, agent=agent, ucx_tls=ucx_tls)
+    if name == "fake":
+        return FakeBackend(slab, page_bytes=page_bytes, agent=agent, fabric=fabric or FakeFabric())
+    raise TransferError(f"unknown transfer backend {name!r}; known: {', '.join(BACKEND_NAMES)}")

@@ -2,10 +2,141 @@
 
 from __future__ import annotations
 
-from diptych.kvtransfer.bootstrap.route import RankRoute
+import http.client
+import queue
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from diptych.kvtransfer.bootstrap.route import RankRoute, Route
+from diptych.kvtransfer.errors import TransferError
+from diptych.kvtransfer.wakeup import Wakeup
+from diptych.kvtransfer.wire import PROTOCOL_VERSION
+
+_HTTP_TIMEOUT_S = 3.0
+_RETRY_S = 0.1
+_MAX_ANSWER_BYTES = 4 << 20
+
+
+class LookupFailed(TransferError):
+    """No route now. `retry`: the service is there and says that it will have one."""
+
+    def __init__(self, message: str, *, retry: bool) -> None:
+        super().__init__(message)
+        self.retry = retry
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+def _request(host: str, port: int, method: str, body: bytes | None = None) -> tuple[int, bytes]:
+    """One HTTP exchange on `/route`. Raises `OSError`, `http.client.HTTPException` or `ValueError`."""
+    connection = http.client.HTTPConnection(host, port, timeout=_HTTP_TIMEOUT_S)
+    try:
+        headers = {"Content-Type": "application/json"} if body is not None else {}
+        connection.request(method, "/route", body, headers)
+        answer = connection.getresponse()
+        data = answer.read(_MAX_ANSWER_BYTES + 1)
+        if len(data) > _MAX_ANSWER_BYTES:
+            raise ValueError(f"an answer of over {_MAX_ANSWER_BYTES} bytes")
+        return answer.status, data
+    finally:
+        connection.close()
+
+
+def _message(data: bytes) -> str:
+    """The `error` text of a refusal, or the raw beginning of it."""
+    try:
+        return msgspec.json.decode(data, type=dict[str, str])["error"]
+    except (msgspec.DecodeError, KeyError):
+        return data[:200].decode("utf-8", "replace")
 
 
 def register(host: str, port: int, route: RankRoute, *, timeout: float) -> None:
     """Blocking `PUT /route`, retried for `timeout` seconds while the service isn't up yet.
-    Raises `TransferError` with the reason."""
-    raise NotImplementedError
+    Raises `TransferError` with the reason; a refusal is not retried."""
+    deadline = time.monotonic() + timeout
+    body = msgspec.json.encode(route)
+    while True:
+        try:
+            status, data = _request(host, port, "PUT", body)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            if time.monotonic() + _RETRY_S > deadline:
+                raise TransferError(
+                    f"could not register at the bootstrap service {host}:{port} in {timeout:g} s: {error}"
+                ) from error
+            time.sleep(_RETRY_S)
+            continue
+        if status == 200:
+            return
+        raise TransferError(f"the bootstrap service {host}:{port} refused the registration: {_message(data)}")
+
+
+def fetch_route(host: str, port: int) -> Route:
+    """Blocking `GET /route`, once. Raises `LookupFailed`."""
+    where = f"the prefill bootstrap service {host}:{port}"
+    try:
+        status, data = _request(host, port, "GET")
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise LookupFailed(f"{where} can't be reached: {error}", retry=False) from error
+    if status == 503:
+        raise LookupFailed(f"{where} is not ready: {_message(data)}", retry=True)
+    if status != 200:
+        raise LookupFailed(f"{where} answered {status}: {_message(data)}", retry=False)
+    try:
+        # The version leads, so that another one is named as such rather than as a field that is missing.
+        version = msgspec.json.decode(data, type=_Version).version
+        if version != PROTOCOL_VERSION:
+            raise LookupFailed(
+                f"transfer protocol version {version} at the peer, version {PROTOCOL_VERSION} here",
+                retry=False,
+            )
+        return msgspec.json.decode(data, type=Route)
+    except msgspec.DecodeError as error:
+        raise LookupFailed(f"{where} gave an unreadable route: {error}", retry=False) from error
+
+
+class RouteLookup:
+    """Routes by `(host, port)`: cached, one request at a time for each, fetched in a thread pool."""
+
+    def __init__(self, pool: ThreadPoolExecutor, wakeup: Wakeup) -> None:
+        self._pool = pool
+        self._wakeup = wakeup
+        self._cache: dict[tuple[str, int], Route] = {}
+        self._running: set[tuple[str, int]] = set()
+        self._answers: queue.SimpleQueue[tuple[tuple[str, int], Route | LookupFailed]] = queue.SimpleQueue()
+
+    def get(self, host: str, port: int) -> Route | None:
+        """The cached route; None when it is being fetched (started now if need be)."""
+        key = (host, port)
+        route = self._cache.get(key)
+        if route is None and key not in self._running:
+            self._running.add(key)
+            self._pool.submit(self._fetch, key)
+        return route
+
+    def invalidate(self, host: str, port: int) -> None:
+        self._cache.pop((host, port), None)
+
+    def _fetch(self, key: tuple[str, int]) -> None:
+        answer: Route | LookupFailed = LookupFailed("the look-up was interrupted", retry=False)
+        try:
+            answer = fetch_route(*key)
+        except LookupFailed as error:
+            answer = error
+        finally:
+            self._answers.put((key, answer))
+            self._wakeup.set()
+
+    def take(self) -> list[tuple[tuple[str, int], Route | LookupFailed]]:
+        """What has been answered since the last call."""
+        answers = []
+        while not self._answers.empty():
+            key, answer = self._answers.get_nowait()
+            self._running.discard(key)
+            if isinstance(answer, Route):
+                self._cache[key] = answer
+            answers.append((key, answer))
+        return answers

@@ -7,16 +7,15 @@ from typing import Any
 import msgspec
 
 from diptych.engine.kv_layout import Fingerprint
-from diptych.kvtransfer.backends.interface import Endpoint
 from diptych.kvtransfer.identity import Identity
 
 
-class RankRoute(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of `PUT /route`: one prefill rank. All ranks of one start share `instance_id`."""
+class RankRoute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of `PUT /route`: one prefill rank."""
 
     version: int
-    instance_id: str
-    """Of the worker start as a whole; a new one replaces the old wholesale."""
+    worker_id: str
+    """One per worker start, shared by its ranks; a new one replaces the old wholesale."""
     rank: int
     world_size: int
     identity: Identity
@@ -24,7 +23,20 @@ class RankRoute(msgspec.Struct, frozen=True, kw_only=True):
     control_address: str
     """`tcp://host:port` of the rank's control socket."""
     fingerprint: Fingerprint
-    endpoint: Endpoint
+    backend: str
+    """Name of the transfer backend; both sides must use the same."""
+
+    def problem(self) -> str | None:
+        """Why the values can't be, or None."""
+        if not 1 <= self.world_size <= 65536:
+            return f"world_size: {self.world_size} is not between 1 and 65536"
+        if not 0 <= self.rank < self.world_size:
+            return f"rank: {self.rank} is not below world_size {self.world_size}"
+        if not self.worker_id:
+            return "worker_id: empty"
+        if not self.control_address.startswith("tcp://"):
+            return f"control_address: {self.control_address!r} is not tcp://host:port"
+        return None
 
 
 class RankAddress(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +49,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """Answer of `GET /route` once every rank has registered."""
 
     version: int
-    instance_id: str
+    worker_id: str
     fingerprint: Fingerprint
     backend: str
     ranks: list[RankAddress]

@@ -1,13 +1,127 @@
-"""The bootstrap service of a prefill worker."""
+"""The bootstrap service of a prefill worker: ranks register, decode workers look up."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
+import msgspec
 from aiohttp import web
+
+from diptych.kvtransfer.bootstrap.route import RankAddress, RankRoute, Route
+from diptych.kvtransfer.wire import PROTOCOL_VERSION
+
+_MAX_BODY_BYTES = 1 << 20
+
+
+class RouteTable:
+    """The ranks of the latest worker start. Ready once every distinct rank of it has registered."""
+
+    def __init__(self, schedule: Mapping[str, object]) -> None:
+        self._schedule = dict(schedule)
+        self._ranks: dict[int, RankRoute] = {}
+
+    def put(self, rank: RankRoute) -> str | None:
+        """Store a registration; the reason if it contradicts the ranks that are there."""
+        known = next(iter(self._ranks.values()), None)
+        if known is not None and known.worker_id != rank.worker_id:
+            self._ranks.clear()
+        elif known is not None:
+            if known.world_size != rank.world_size:
+                return f"world_size: {rank.world_size}, but {known.world_size} at rank {known.rank}"
+            if known.fingerprint != rank.fingerprint or known.backend != rank.backend:
+                return f"fingerprint: differs from rank {known.rank}'s"
+        self._ranks[rank.rank] = rank
+        return None
+
+    def missing(self) -> str | None:
+        """Why there is no route yet, or None."""
+        if not self._ranks:
+            return "no rank has registered yet"
+        world_size = next(iter(self._ranks.values())).world_size
+        if len(self._ranks) < world_size:
+            return f"{len(self._ranks)} of {world_size} ranks have registered"
+        return None
+
+    def route(self) -> Route:
+        """Only when nothing is missing."""
+        ranks = [self._ranks[index] for index in sorted(self._ranks)]
+        return Route(
+            version=PROTOCOL_VERSION,
+            worker_id=ranks[0].worker_id,
+            fingerprint=ranks[0].fingerprint,
+            backend=ranks[0].backend,
+            ranks=[
+                RankAddress(rank=r.rank, identity=r.identity, control_address=r.control_address)
+                for r in ranks
+            ],
+            schedule=self._schedule,
+        )
+
+    @property
+    def schedule(self) -> dict[str, object]:
+        return self._schedule
+
+
+_TABLE = web.AppKey("table", RouteTable)
+
+
+def _json(payload: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(payload), status=status, content_type="application/json")
+
+
+async def _put_route(request: web.Request) -> web.Response:
+    try:
+        rank = msgspec.json.decode(await request.read(), type=RankRoute)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        return _json({"error": str(error)}, 400)
+    if rank.version != PROTOCOL_VERSION:
+        return _json({"error": f"version: {rank.version}, but {PROTOCOL_VERSION} here"}, 400)
+    problem = rank.problem()
+    if problem is not None:
+        return _json({"error": problem}, 400)
+    conflict = request.app[_TABLE].put(rank)
+    if conflict is not None:
+        return _json({"error": conflict}, 409)
+    return _json({"status": "ok"})
+
+
+async def _get_route(request: web.Request) -> web.Response:
+    table = request.app[_TABLE]
+    missing = table.missing()
+    if missing is not None:
+        return _json({"error": missing}, 503)
+    return _json(table.route())
+
+
+async def _get_schedule(request: web.Request) -> web.Response:
+    return _json(request.app[_TABLE].schedule)
+
+
+async def _health(request: web.Request) -> web.Response:
+    missing = request.app[_TABLE].missing()
+    return _json({"status": missing or "ok"}, 503 if missing else 200)
+
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        return _json({"error": error.reason}, error.status)
 
 
 def make_bootstrap_app(*, schedule: Mapping[str, object] | None = None) -> web.Application:
     """Routes `PUT /route`, `GET /route`, `GET /schedule`, `GET /health`. `schedule` is the worker's
-    published schedule bag as plain JSON values."""
-    raise NotImplementedError
+    published schedule bag as plain JSON values. Bad input gets a 4xx with `{"error": reason}`."""
+    app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_errors_as_json])
+    app[_TABLE] = RouteTable(schedule or {})
+    app.router.add_put("/route", _put_route)
+    app.router.add_get("/route", _get_route)
+    app.router.add_get("/schedule", _get_schedule)
+    app.router.add_get("/health", _health)
+    return app

@@ -1,0 +1,152 @@
+"""The control plane of one worker: one inbound ROUTER, one outbound link per peer."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import zmq
+
+from diptych.kvtransfer import wire
+from diptych.kvtransfer.identity import Identity
+from diptych.kvtransfer.link import PeerLink, set_common_options
+from diptych.kvtransfer.stats import TransferStats
+
+logger = logging.getLogger(__name__)
+
+_MAX_MESSAGES_PER_STEP = 256
+_CLOSE_LINGER_MS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Inbound:
+    """A well-formed message for this process."""
+
+    source: str
+    body: wire.ControlMessage
+    via: bytes | PeerLink
+    """The connection it came by: a routing id of the ROUTER, or a link (an answer to what we sent)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDown:
+    target: str
+    reason: str
+
+
+class ControlEndpoint:
+    """Owned by the scheduler's thread; nothing here blocks."""
+
+    def __init__(
+        self, identity: Identity, host: str, port: int, heartbeat_interval: float, stats: TransferStats
+    ) -> None:
+        """Bind `host:port`. Raises `zmq.ZMQError` when the address is taken or isn't local."""
+        self.instance_id = identity.instance_id
+        self._heartbeat_interval = heartbeat_interval
+        self._stats = stats
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        set_common_options(self._router, heartbeat_interval)
+        netloc = f"[{host}]" if ":" in host else host
+        self._router.setsockopt(zmq.IPV6, int(":" in host))
+        try:
+            if port:
+                self._router.bind(f"tcp://{netloc}:{port}")
+            else:
+                port = self._router.bind_to_random_port(f"tcp://{netloc}")
+        except zmq.ZMQError:
+            self._context.destroy(0)
+            raise
+        self.address = f"tcp://{netloc}:{port}"
+        self._links: dict[str, PeerLink] = {}
+
+    def pollables(self) -> list[zmq.Socket[bytes] | int]:
+        sockets: list[zmq.Socket[bytes] | int] = [self._router]
+        for link in self._links.values():
+            sockets += [link.socket, link.monitor]
+        return sockets
+
+    def link(self, target: str, address: str) -> None:
+        """Have a link to this process start; an existing one is kept."""
+        if target not in self._links:
+            self._links[target] = PeerLink(self._context, address, target, self._heartbeat_interval)
+
+    def has_link(self, target: str) -> bool:
+        return target in self._links
+
+    def unlink(self, target: str, linger_ms: int = _CLOSE_LINGER_MS) -> None:
+        link = self._links.pop(target, None)
+        if link is not None:
+            link.close(linger_ms)
+
+    def send(self, target: str, body: wire.ControlMessage) -> None:
+        """Over the link to `target`, which must exist. Raises `wire.WireError` when it is too large."""
+        self._links[target].send(wire.encode(self.instance_id, target, body))
+
+    def reply(self, inbound: Inbound, body: wire.ControlMessage) -> None:
+        """Over the connection a message came by, link or not."""
+        self._reply_frames(inbound.via, wire.encode(self.instance_id, inbound.source, body))
+
+    def _reply_frames(self, via: bytes | PeerLink, frames: list[bytes]) -> None:
+        if isinstance(via, PeerLink):
+            via.send(frames)
+            return
+        try:
+            self._router.send_multipart([via, *frames], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            # A peer that asks and doesn't read gets no answer; its own deadline ends it.
+            logger.warning("answer to a control message dropped: %s", error)
+
+    def step(self) -> list[Inbound | LinkDown]:
+        """Everything that has come since the last call, messages before losses of their connection."""
+        news: list[Inbound | LinkDown] = []
+        for _ in range(_MAX_MESSAGES_PER_STEP):
+            if not self._router.poll(0):
+                break
+            routing_id, *frames = self._router.recv_multipart()
+            self._read(frames, routing_id, news)
+        for link in list(self._links.values()):
+            for _ in range(_MAX_MESSAGES_PER_STEP):
+                if not link.socket.poll(0):
+                    break
+                self._read(link.socket.recv_multipart(), link, news)
+            reason = link.check()
+            if reason is not None:
+                self.unlink(link.target, 0)
+                news.append(LinkDown(link.target, reason))
+        return news
+
+    def _read(self, frames: list[bytes], via: bytes | PeerLink, news: list[Inbound | LinkDown]) -> None:
+        try:
+            envelope = wire.decode(frames)
+        except wire.VersionMismatch as error:
+            logger.warning("control message refused: %s", error)
+            self._stats.control_dropped("version")
+            if isinstance(via, PeerLink):
+                via.fail(str(error))
+            else:
+                self._refuse(via, "", str(error))
+            return
+        except wire.WireError as error:
+            logger.warning("control message dropped: %s", error)
+            self._stats.control_dropped("malformed")
+            return
+        if envelope.target != self.instance_id:
+            self._stats.control_dropped("target")
+            # Never answer a refusal with a refusal.
+            if not isinstance(via, PeerLink) and not isinstance(envelope.body, wire.Refused):
+                self._refuse(via, envelope.source, "the addressee has been replaced by a new worker process")
+            return
+        news.append(Inbound(envelope.source, envelope.body, via))
+
+    def _refuse(self, via: bytes, source: str, reason: str) -> None:
+        refusal = wire.Refused(reason=reason, instance_id=self.instance_id)
+        self._reply_frames(via, wire.encode(self.instance_id, source, refusal))
+
+    def close(self) -> None:
+        """Idempotent. What was queued last (aborts) gets a moment to leave."""
+        for target in list(self._links):
+            self.unlink(target)
+        if not self._router.closed:
+            self._router.close(_CLOSE_LINGER_MS)
+            self._context.term()

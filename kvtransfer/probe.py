@@ -1,0 +1,83 @@
+"""Is a silent peer gone for good? Only proof counts: a lost connection or a stall is none."""
+
+from __future__ import annotations
+
+import queue
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from diptych.kvtransfer.bootstrap.client import fetch_route
+from diptych.kvtransfer.errors import TransferError
+from diptych.kvtransfer.identity import Identity
+from diptych.kvtransfer.wakeup import Wakeup
+
+_CONNECT_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """What is known of one process start of a peer."""
+
+    identity: Identity
+    control_address: str
+    bootstrap: tuple[str, int] | None = None
+    """`(host, port)` of its bootstrap service, for a prefill worker."""
+
+    @property
+    def instance_id(self) -> str:
+        return self.identity.instance_id
+
+
+def proof_of_death(peer: Peer) -> str | None:
+    """Blocking. Why the peer's process can't be alive, or None when it may be."""
+    if peer.identity.is_known_dead():
+        return f"process {peer.identity.pid} has ended"
+    host, _, port = peer.control_address.removeprefix("tcp://").rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
+    except ConnectionRefusedError:
+        return f"{peer.control_address} refuses connections"
+    except OSError:
+        return None
+    if peer.bootstrap is not None:
+        try:
+            route = fetch_route(*peer.bootstrap)
+        except TransferError:
+            return None
+        if all(rank.identity.instance_id != peer.instance_id for rank in route.ranks):
+            return "another worker has taken its place"
+    return None
+
+
+class DeathProbe:
+    """Runs `proof_of_death` off the scheduler's thread; one probe per peer at a time."""
+
+    def __init__(self, pool: ThreadPoolExecutor, wakeup: Wakeup) -> None:
+        self._pool = pool
+        self._wakeup = wakeup
+        self._running: set[str] = set()
+        self._verdicts: queue.SimpleQueue[tuple[str, str | None]] = queue.SimpleQueue()
+
+    def submit(self, peer: Peer) -> None:
+        if peer.instance_id not in self._running:
+            self._running.add(peer.instance_id)
+            self._pool.submit(self._run, peer)
+
+    def _run(self, peer: Peer) -> None:
+        verdict: str | None = None
+        try:
+            verdict = proof_of_death(peer)
+        finally:
+            self._verdicts.put((peer.instance_id, verdict))
+            self._wakeup.set()
+
+    def take(self) -> list[tuple[str, str]]:
+        """`(instance_id, proof)` of the peers proven dead since the last call."""
+        proven: list[tuple[str, str]] = []
+        while not self._verdicts.empty():
+            instance_id, proof = self._verdicts.get_nowait()
+            self._running.discard(instance_id)
+            if proof is not None:
+                proven.append((instance_id, proof))
+        return proven

@@ -1,0 +1,108 @@
+"""The prefill workers a decode worker receives from: greeting, telling them things, losing them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from diptych.engine.kv_layout import Fingerprint
+from diptych.kvtransfer import wire
+from diptych.kvtransfer.backends.interface import TransferBackend
+from diptych.kvtransfer.bootstrap.route import RankAddress, Route
+from diptych.kvtransfer.control import ControlEndpoint
+from diptych.kvtransfer.identity import Identity
+from diptych.kvtransfer.probe import Peer
+from diptych.kvtransfer.sender_peers import mismatch_text
+from diptych.kvtransfer.stats import TransferStats
+
+
+@dataclass(slots=True)
+class PrefillPeer:
+    peer: Peer
+    greeted_at: float | None = None
+    welcomed: bool = False
+
+
+class PrefillPeers:
+    def __init__(
+        self,
+        control: ControlEndpoint,
+        backend: TransferBackend,
+        fingerprint: Fingerprint,
+        identity: Identity,
+        stats: TransferStats,
+        *,
+        rank: int,
+        world_size: int,
+    ) -> None:
+        self._control = control
+        self._backend = backend
+        self._fingerprint = fingerprint
+        self._identity = identity
+        self._stats = stats
+        self._rank = rank
+        self._world_size = world_size
+        self._known: dict[str, PrefillPeer] = {}
+
+    def from_route(self, route: Route, bootstrap: tuple[str, int]) -> PrefillPeer | None:
+        """The worker process this rank talks to; None when the route has no such rank."""
+        address: RankAddress | None = next((r for r in route.ranks if r.rank == self._rank), None)
+        if address is None and route.ranks:
+            address = route.ranks[0]
+        if address is None:
+            return None
+        peer = Peer(address.identity, address.control_address, bootstrap)
+        return self._known.setdefault(peer.instance_id, PrefillPeer(peer))
+
+    def mismatch(self, route: Route) -> str | None:
+        """Why no page of that worker can be used here, or None."""
+        differences = self._fingerprint.differences(route.fingerprint, here="at decode", there="at prefill")
+        if route.backend != self._backend.name:
+            differences.append(
+                f"transfer backend: {self._backend.name} at decode, {route.backend} at prefill"
+            )
+        if len(route.ranks) != self._world_size:
+            differences.append(f"world size: {self._world_size} at decode, {len(route.ranks)} at prefill")
+        return mismatch_text(differences)
+
+    def get(self, instance_id: str) -> PrefillPeer | None:
+        return self._known.get(instance_id)
+
+    def greet(self, peer: PrefillPeer) -> None:
+        """Say hello once; `Welcome` or `Refused` follows."""
+        if peer.greeted_at is not None:
+            return
+        peer.greeted_at = time.monotonic()
+        hello = wire.Hello(
+            identity=self._identity,
+            control_address=self._control.address,
+            fingerprint=self._fingerprint,
+            endpoint=self._backend.endpoint(),
+        )
+        self.tell(peer.peer, hello)
+
+    def greeting(self) -> bool:
+        """A first contact is under way."""
+        return any(p.greeted_at is not None and not p.welcomed for p in self._known.values())
+
+    def welcome(self, instance_id: str) -> bool:
+        """False when nobody greeted that worker."""
+        peer = self._known.get(instance_id)
+        if peer is None or peer.greeted_at is None or peer.welcomed:
+            return False
+        peer.welcomed = True
+        self._stats.handshake("accepted")
+        self._stats.handshake_seconds.observe(time.monotonic() - peer.greeted_at)
+        return True
+
+    def tell(self, peer: Peer, body: wire.ControlMessage) -> None:
+        """Over a new link if need be. Raises `WireError` for a message that is too large."""
+        self._control.link(peer.instance_id, peer.control_address)
+        self._control.send(peer.instance_id, body)
+
+    def lose(self, instance_id: str) -> PrefillPeer | None:
+        """Forget it: the next request looks it up and greets it afresh."""
+        peer = self._known.pop(instance_id, None)
+        if peer is not None and peer.greeted_at is not None and not peer.welcomed:
+            self._stats.handshake("refused")
+        return peer

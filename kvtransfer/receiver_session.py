@@ -1,0 +1,30 @@
+"""One room on decode's side."""
+
+from __future__ import annotations
+
+from diptych.kvtransfer.states import RECEIVER_MOVES, Machine, ReceiverState
+
+
+class ReceiverSession(Machine[ReceiverState]):
+    def __init__(self, room: int, lease: int, bootstrap: tuple[str, int], deadline: float) -> None:
+        super().__init__(ReceiverState.HANDSHAKING, RECEIVER_MOVES)
+        self.room = room
+        self.lease = lease
+        """Tells this use of the room from every other by this process."""
+        self.bootstrap = bootstrap
+        self.deadline: float | None = deadline
+        """Of the current state, `time.monotonic()`."""
+        self.peer: str | None = None
+        """Instance id of the prefill worker, once looked up."""
+        self.pages: list[int] = []
+        self.first_page_index = 0
+        self.num_prompt_tokens = 0
+
+    def incomplete(self, num_pages: int, prompt_tokens: int, page_size: int) -> str | None:
+        """Why what prefill reports doesn't fit what was reserved, or None."""
+        if prompt_tokens != self.num_prompt_tokens:
+            return f"prompt tokens: {prompt_tokens} at prefill, {self.num_prompt_tokens} at decode"
+        needed = max(0, -(-prompt_tokens // page_size) - self.first_page_index)
+        if num_pages < needed:
+            return f"prefill wrote {num_pages} of {needed} pages"
+        return None

@@ -1,0 +1,123 @@
+"""The decode workers a prefill worker writes to: first contact, telling them things, losing them."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from diptych.engine.kv_layout import Fingerprint
+from diptych.kvtransfer import wire
+from diptych.kvtransfer.backends.interface import TransferBackend
+from diptych.kvtransfer.control import ControlEndpoint, Inbound
+from diptych.kvtransfer.errors import TransferError
+from diptych.kvtransfer.probe import Peer
+from diptych.kvtransfer.stats import TransferStats
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class DecodePeer:
+    peer: Peer
+    num_pages: int
+    """Of its slab."""
+    lost: str = ""
+    """Why no new reservation is taken from it; its writes drain, then it is forgotten."""
+
+
+class DecodePeers:
+    def __init__(
+        self,
+        control: ControlEndpoint,
+        backend: TransferBackend,
+        fingerprint: Fingerprint,
+        stats: TransferStats,
+    ) -> None:
+        self._control = control
+        self._backend = backend
+        self._fingerprint = fingerprint
+        self._stats = stats
+        self._known: dict[str, DecodePeer] = {}
+
+    def usable(self, instance_id: str) -> DecodePeer | None:
+        peer = self._known.get(instance_id)
+        return None if peer is None or peer.lost else peer
+
+    def get(self, instance_id: str) -> DecodePeer | None:
+        return self._known.get(instance_id)
+
+    def hello(self, inbound: Inbound, hello: wire.Hello) -> None:
+        """Check a worker that wants to receive pages; connect it and welcome it, or refuse it."""
+        problem = self._problem(inbound.source, hello)
+        if problem is None and inbound.source not in self._known:
+            try:
+                self._backend.connect(inbound.source, hello.endpoint)
+            except TransferError as error:
+                problem = str(error)
+        if problem is not None:
+            logger.warning("decode worker at %s refused: %s", hello.control_address, problem)
+            self._stats.handshake("refused")
+            self._refuse(inbound, problem)
+            return
+        self._known[inbound.source] = DecodePeer(
+            Peer(hello.identity, hello.control_address), hello.endpoint.num_pages
+        )
+        self._stats.handshake("accepted")
+        self._control.link(inbound.source, hello.control_address)
+        self._control.send(inbound.source, wire.Welcome())
+        logger.info("decode worker at %s connected", hello.control_address)
+
+    def _problem(self, source: str, hello: wire.Hello) -> str | None:
+        known = self._known.get(source)
+        if known is not None and known.lost:
+            return f"earlier transfers to this worker are still draining ({known.lost})"
+        if hello.identity.instance_id != source:
+            return "the identity is not the sender's"
+        if not hello.control_address.startswith("tcp://"):
+            return f"control_address: {hello.control_address!r} is not tcp://host:port"
+        return mismatch_text(
+            self._fingerprint.differences(hello.fingerprint, here="at prefill", there="at decode")
+        )
+
+    def refuse_stranger(self, inbound: Inbound) -> None:
+        """Answer a message that needs a handshake first."""
+        known = self._known.get(inbound.source)
+        why = f"the connection was given up: {known.lost}" if known else "no handshake with this worker"
+        self._refuse(inbound, why)
+
+    def _refuse(self, inbound: Inbound, reason: str) -> None:
+        self._control.reply(inbound, wire.Refused(reason=reason, instance_id=self._control.instance_id))
+
+    def tell(self, instance_id: str, body: wire.ControlMessage) -> None:
+        """Best effort, over a new link if need be. Raises `WireError` for a message that is too large."""
+        peer = self._known.get(instance_id)
+        if peer is None:
+            return
+        self._control.link(instance_id, peer.peer.control_address)
+        self._control.send(instance_id, body)
+
+    def lose(self, instance_id: str, reason: str) -> None:
+        """Take no more reservations from it until it says hello again, and let it know."""
+        peer = self._known.get(instance_id)
+        if peer is not None and not peer.lost:
+            logger.warning("decode worker at %s lost: %s", peer.peer.control_address, reason)
+            peer.lost = reason
+            self.tell(instance_id, wire.Refused(reason=reason, instance_id=self._control.instance_id))
+
+    def forget_lost(self, still_writing: set[str]) -> None:
+        """Disconnect the lost peers to which nothing is in flight any more."""
+        for instance_id, peer in list(self._known.items()):
+            if peer.lost and instance_id not in still_writing:
+                del self._known[instance_id]
+                self._backend.disconnect(instance_id)
+
+    def abandon(self, instance_id: str) -> None:
+        """The peer is proven dead: give up the writes that still hang."""
+        self._backend.disconnect(instance_id)
+
+
+def mismatch_text(differences: list[str]) -> str | None:
+    """The sentence both legs get; None when nothing differs."""
+    if not differences:
+        return None
+    return f"prefill and decode workers do not match: {'; '.join(differences)}"
