@@ -7,6 +7,7 @@ import time
 from collections import deque
 
 import zmq
+
 from diptych.decode.request import IN_TRANSFER, DecodeRequest, DecodeState
 from diptych.engine.request import Request
 from diptych.engine.running_batch import RunningBatch

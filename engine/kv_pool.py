@@ -60,13 +60,13 @@ class KVPool:
         """
         whole = len(token_ids) // self.layout.page_size
         tokens = token_ids[: whole * self.layout.page_size]
-        duplicates = set(self.radix.insert(tokens, pages[:whole]).duplicates)
+        inserted = self.radix.insert(tokens, pages[:whole])
+        duplicates = set(inserted.duplicates)
         taken = [page for page in self.allocator.held_among(pages[:whole]) if page not in duplicates]
         self.allocator.give_to_cache(taken)
-        locked = self.radix.match(tokens)
-        self.radix.lock(locked.node)
+        self.radix.lock(inserted.node)
         self.radix.unlock(match.node)
-        return locked
+        return PrefixMatch(list(pages[:whole]), len(tokens), inserted.node)
 
     def release(self, pages: Sequence[int], match: PrefixMatch | None) -> None:
         """A request lets go of its pages: those it holds become free, those of the cache stay there."""

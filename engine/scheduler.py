@@ -204,13 +204,16 @@ class Scheduler(ABC):
 
     def _sampling_state(self, message: Generate) -> SamplingState:
         config = self.runner.model.config
-        return SamplingState(
-            message.sampling,
-            message.prompt_ids,
-            eos_token_ids=config.eos_token_ids,
-            vocab_size=config.vocab_size,
-            device=self.pool.slab.device,
-        )
+        try:
+            return SamplingState(
+                message.sampling,
+                message.prompt_ids,
+                eos_token_ids=config.eos_token_ids,
+                vocab_size=config.vocab_size,
+                device=self.pool.slab.device,
+            )
+        except ValueError as error:
+            raise RequestRefused(str(error), status=400, param="logit_bias") from error
 
     def _flush_cache(self, call_id: int) -> FlushReply:
         if self.requests:

@@ -13,12 +13,12 @@ import psutil
 import torch
 
 from diptych.common_config import (
-    get_context,
     get_device,
     get_exec,
     get_memory,
     get_model,
     get_schedule,
+    turn_off_chunked_prefix_cache,
 )
 from diptych.engine.kv_layout import Fingerprint, KVLayout
 from diptych.engine.kv_pool import KVPool
@@ -29,12 +29,9 @@ from diptych.engine.running_batch import RunningBatch
 from diptych.engine.weights.loader import load_model
 from diptych.engine.weights.source import model_identity
 from diptych.kernels.registry import make_attention_backend, resolve_attention_backend
+from diptych.launch.errors import StartupError
 
 log = logging.getLogger(__name__)
-
-
-class StartupError(Exception):
-    """The worker can't start as it was configured. The message is for the operator."""
 
 
 def choose_device() -> torch.device:
@@ -92,11 +89,9 @@ def build_runner(model_dir: Path, report: Callable[[str], None]) -> ModelRunner:
     )
     if get_schedule().chunked_prefill_enabled and not prefill_backend.supports_chunked_prefix:
         # Scheduler, pool and transfer read the bag, so that is where the gate must land.
-        get_context().override(
+        turn_off_chunked_prefix_cache(
             f"attention backend {prefill_backend.name} can't attend to a cached prefix",
-            disable_chunked_prefix_cache=True,
-            chunked_prefill_enabled=False,
-            prefill_token_budget=context_length,
+            context_length=context_length,
         )
     report(
         f"KV pool: {pool.allocator.total} pages of {layout.page_size} tokens "

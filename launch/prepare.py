@@ -9,11 +9,8 @@ from pathlib import Path
 
 from diptych.common_config import LaunchConfig, Role, builds_from_record
 from diptych.engine.weights.source import prepare_model
+from diptych.launch.errors import StartupError
 from diptych.server.frontend import WorkerKind
-
-
-class StartupError(Exception):
-    """The worker can't start. The message is for the operator."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,8 @@ from diptych.common_config import (
 from diptych.engine.models.errors import ModelError
 from diptych.engine.wire import SchedulerReady
 from diptych.kvtransfer.bootstrap.service import make_bootstrap_app
-from diptych.launch.prepare import Prepared, StartupError, prepare
+from diptych.launch.errors import StartupError
+from diptych.launch.prepare import Prepared, prepare
 from diptych.launch.processes import SchedulerProcess, SchedulerStart, describe_exit
 from diptych.server.app import make_app, make_runner
 from diptych.server.chat_template import ChatTemplate

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 
 import zmq
+
 from diptych.engine.prompt_queue import PromptQueue
 from diptych.engine.radix_cache import PrefixMatch
 from diptych.engine.request import Request

@@ -1,0 +1,205 @@
+"""The scheduler process: started by a frontend (`launch/processes.py`), it publishes the record it is given,
+builds its role and runs the loop until the frontend is gone or asks it to drain."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import zmq
+from prometheus_client import CollectorRegistry
+
+from diptych.common_config import (
+    LaunchConfig,
+    Role,
+    get_disagg,
+    get_observability,
+    get_schedule,
+    publish,
+)
+from diptych.decode.scheduler import DecodeScheduler
+from diptych.engine.colocated import ColocatedScheduler
+from diptych.engine.frontend_link import FrontendLink
+from diptych.engine.models.errors import ModelError
+from diptych.engine.runner import ModelRunner
+from diptych.engine.scheduler import Scheduler, SchedulerParts
+from diptych.kernels.registry import UnknownBackendError
+from diptych.kvtransfer.backends.interface import TransferBackend
+from diptych.kvtransfer.backends.registry import make_backend
+from diptych.kvtransfer.bootstrap.client import register
+from diptych.kvtransfer.bootstrap.route import RankRoute
+from diptych.kvtransfer.errors import TransferError
+from diptych.kvtransfer.identity import Identity
+from diptych.kvtransfer.receiver import DecodeReceiver
+from diptych.kvtransfer.sender import PrefillSender
+from diptych.kvtransfer.settings import TransferSettings
+from diptych.kvtransfer.stats import TransferStats
+from diptych.kvtransfer.wire import PROTOCOL_VERSION
+from diptych.launch.assemble import (
+    build_prompt_queue,
+    build_runner,
+    build_running_batch,
+    fingerprint,
+)
+from diptych.launch.errors import StartupError
+from diptych.launch.processes import SchedulerStart, read_start
+from diptych.prefill.scheduler import PrefillScheduler
+
+log = logging.getLogger(__name__)
+
+STDIN = 0
+
+
+def main() -> int:
+    """Exit code 0 after an orderly end, 1 when the worker can't start as configured."""
+    # Ctrl-C goes to the whole foreground group; ending is the frontend's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _stop)
+    start = read_start(STDIN)
+    role = Role(start.role)
+    publish(LaunchConfig.from_bytes(start.record), role=role)
+    logging.basicConfig(
+        level=get_observability().log_level.upper(),
+        format=f"%(asctime)s {role.value} %(levelname)s %(name)s: %(message)s",
+    )
+    try:
+        return _run(role, start)
+    except (StartupError, ModelError, TransferError, UnknownBackendError) as error:
+        print(f"{role.value}: {error}", file=sys.stderr)
+        return 1
+
+
+def _stop(_signal: int, _frame: object) -> None:
+    sys.exit(0)
+
+
+def _run(role: Role, start: SchedulerStart) -> int:
+    model_dir = Path(start.model_dir)
+    runner = build_runner(model_dir, _report)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    frontend = FrontendLink(context, start.address)
+    schedule = get_schedule()
+    parts = SchedulerParts(
+        runner=runner,
+        frontend=frontend,
+        registry=CollectorRegistry(),
+        parent_fd=STDIN,
+        max_requests=schedule.max_running_requests + schedule.max_queued_requests,
+    )
+    scheduler, close = _ROLES[role](parts, model_dir)
+    try:
+        scheduler.run()
+    finally:
+        # The transfer library first: it must let go of the slab before the slab goes.
+        close()
+        frontend.close()
+        context.term()
+    return 0
+
+
+RoleParts = tuple[Scheduler, Callable[[], None]]
+"""The scheduler, and what releases its transfer endpoint."""
+
+
+def _colocated(parts: SchedulerParts, _model_dir: Path) -> RoleParts:
+    batch = build_running_batch(parts.runner)
+    queue = build_prompt_queue(parts.runner, keep_free=batch.keep_free)
+    scheduler = ColocatedScheduler(parts, queue, batch, max_running=get_schedule().max_running_requests)
+    return scheduler, lambda: None
+
+
+def _prefill(parts: SchedulerParts, model_dir: Path) -> RoleParts:
+    disagg = get_disagg()
+    identity = Identity.current()
+    sender = PrefillSender(
+        backend=_backend(parts.runner, identity),
+        fingerprint=fingerprint(parts.runner, model_dir),
+        identity=identity,
+        host=disagg.disaggregation_advertise_host,
+        port=disagg.disaggregation_control_port,
+        settings=_settings(),
+        stats=_stats(parts),
+    )
+    register(
+        disagg.disaggregation_advertise_host,
+        disagg.disaggregation_bootstrap_port,
+        RankRoute(
+            version=PROTOCOL_VERSION,
+            worker_id=identity.instance_id,
+            rank=0,
+            world_size=1,
+            identity=identity,
+            control_address=sender.control_address,
+            fingerprint=fingerprint(parts.runner, model_dir),
+            backend=disagg.disaggregation_transfer_backend,
+        ),
+        timeout=disagg.handshake_timeout,
+    )
+    queue = build_prompt_queue(parts.runner, keep_free=lambda: 0)
+    return PrefillScheduler(parts, sender, queue), sender.close
+
+
+def _decode(parts: SchedulerParts, model_dir: Path) -> RoleParts:
+    disagg = get_disagg()
+    identity = Identity.current()
+    receiver = DecodeReceiver(
+        backend=_backend(parts.runner, identity),
+        fingerprint=fingerprint(parts.runner, model_dir),
+        identity=identity,
+        host=disagg.disaggregation_advertise_host,
+        port=disagg.disaggregation_control_port,
+        settings=_settings(),
+        stats=_stats(parts),
+    )
+    scheduler = DecodeScheduler(
+        parts,
+        receiver,
+        build_running_batch(parts.runner),
+        max_running=get_schedule().max_running_requests,
+        default_bootstrap_port=disagg.disaggregation_bootstrap_port,
+    )
+    return scheduler, receiver.close
+
+
+_ROLES: dict[Role, Callable[[SchedulerParts, Path], RoleParts]] = {
+    Role.PREFILL_SCHEDULER: _prefill,
+    Role.DECODE_SCHEDULER: _decode,
+    Role.COLOCATED_SCHEDULER: _colocated,
+}
+
+
+def _backend(runner: ModelRunner, identity: Identity) -> TransferBackend:
+    disagg = get_disagg()
+    return make_backend(
+        disagg.disaggregation_transfer_backend,
+        runner.pool.slab,
+        page_bytes=runner.pool.layout.page_bytes,
+        agent=identity.instance_id,
+        ucx_tls=disagg.nixl_ucx_tls,
+    )
+
+
+def _settings() -> TransferSettings:
+    disagg = get_disagg()
+    return TransferSettings(
+        handshake_timeout=disagg.handshake_timeout,
+        bootstrap_timeout=disagg.bootstrap_timeout,
+        receive_timeout=disagg.receive_timeout,
+        transfer_timeout=disagg.transfer_timeout,
+        heartbeat_interval=disagg.heartbeat_interval,
+    )
+
+
+def _stats(parts: SchedulerParts) -> TransferStats:
+    return TransferStats(parts.registry, backend=get_disagg().disaggregation_transfer_backend)
+
+
+def _report(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

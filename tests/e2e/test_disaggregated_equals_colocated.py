@@ -1,0 +1,210 @@
+"""Everything a client can see is the same from router-over-PD and from one colocated worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.cluster import Cluster, Colocated
+
+FLAGS = ("--dtype", "float32", "--max-total-tokens", "16384", "--max-running-requests", "16")
+
+CHAT = [{"role": "user", "content": "Write three sentences about a lighthouse."}]
+
+CASES: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "temperature": {"temperature": 0.8},
+    "hot": {"temperature": 1.7},
+    "top_k": {"temperature": 1.0, "top_k": 20},
+    "top_k of one": {"temperature": 1.0, "top_k": 1},
+    "top_p": {"temperature": 1.0, "top_p": 0.7},
+    "min_p": {"temperature": 1.0, "min_p": 0.1},
+    "all filters": {"temperature": 1.2, "top_k": 50, "top_p": 0.9, "min_p": 0.02},
+    "repetition penalty": {"temperature": 0, "repetition_penalty": 1.3},
+    "presence penalty": {"temperature": 0, "presence_penalty": 1.5},
+    "frequency penalty": {"temperature": 0.7, "frequency_penalty": 1.1},
+    "stop string": {"temperature": 0, "stop": ["light"]},
+    "stop strings": {"temperature": 0, "stop": ["\n", "house"]},
+    "stop token": {"temperature": 0, "stop_token_ids": [28, 30]},
+    "ignore eos": {"temperature": 0, "ignore_eos": True, "max_tokens": 120},
+    "min tokens": {"temperature": 0, "min_tokens": 30, "stop_token_ids": [28, 30]},
+    "logit bias": {"temperature": 0, "logit_bias": {"260": -100, "1165": 5}},
+    "logprobs": {"temperature": 0.9, "logprobs": True, "top_logprobs": 5},
+    "one token": {"temperature": 0, "max_tokens": 1},
+    "one token with logprobs": {"temperature": 0, "max_tokens": 1, "logprobs": True, "top_logprobs": 2},
+    "two samples": {"temperature": 1.0, "n": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    cluster = Cluster(*FLAGS)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture(scope="module")
+def colocated() -> Iterator[Colocated]:
+    colocated = Colocated(*FLAGS)
+    yield colocated
+    colocated.close()
+
+
+def same(left: Any, right: Any, path: str = "") -> None:
+    """Equal but for ids and times; logprobs to 1e-4."""
+    if isinstance(left, dict):
+        ignored = {"id", "created", "system_fingerprint", "e2e_latency"}
+        assert left.keys() - ignored == right.keys() - ignored, path
+        for key in left.keys() - ignored:
+            same(left[key], right[key], f"{path}.{key}")
+    elif isinstance(left, list):
+        assert len(left) == len(right), path
+        for i, (a, b) in enumerate(zip(left, right, strict=True)):
+            same(a, b, f"{path}[{i}]")
+    elif isinstance(left, float):
+        assert left == pytest.approx(right, abs=1e-4), path
+    else:
+        assert left == right, path
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_chat(cluster: Cluster, colocated: Colocated, case: str) -> None:
+    # A seed makes the draw repeatable; a cold cache makes cached_tokens comparable.
+    cluster.flush()
+    colocated.client.ok("/flush_cache", {})
+    body = {"model": "smollm2-135m-instruct", "messages": CHAT, "seed": 11, "max_tokens": 40, **CASES[case]}
+    answer = cluster.client.ok("/v1/chat/completions", body)
+    same(answer, colocated.client.ok("/v1/chat/completions", body))
+    assert answer["choices"][0]["message"]["content"] or case == "stop token"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_streamed_chat_carries_the_same(cluster: Cluster, colocated: Colocated, case: str) -> None:
+    cluster.flush()
+    colocated.client.ok("/flush_cache", {})
+    body = {
+        "model": "smollm2-135m-instruct",
+        "messages": CHAT,
+        "seed": 11,
+        "max_tokens": 40,
+        "stream_options": {"include_usage": True},
+        **CASES[case],
+    }
+
+    def reassembled(events: list[Any]) -> dict[int, dict[str, Any]]:
+        choices: dict[int, dict[str, Any]] = {}
+        for event in events:
+            for part in event["choices"]:
+                choice = choices.setdefault(part["index"], {"text": "", "finish": None, "logprobs": []})
+                choice["text"] += part["delta"].get("content") or ""
+                choice["finish"] = part["finish_reason"] or choice["finish"]
+                if part.get("logprobs"):
+                    choice["logprobs"] += part["logprobs"]["content"]
+        return choices
+
+    ours = cluster.client.events("/v1/chat/completions", body)
+    theirs = colocated.client.events("/v1/chat/completions", body)
+    same(reassembled(ours), reassembled(theirs))
+    same(ours[-1]["usage"], theirs[-1]["usage"])
+    del body["stream_options"]
+    whole = cluster.client.ok("/v1/chat/completions", body)
+    for choice in whole["choices"]:
+        assert reassembled(ours)[choice["index"]]["text"] == choice["message"]["content"]
+        assert reassembled(ours)[choice["index"]]["finish"] == choice["finish_reason"]
+
+
+COMPLETIONS: dict[str, dict[str, Any]] = {
+    "text": {"prompt": "The lighthouse keeper"},
+    "token ids": {"prompt": [504, 2365, 282, 253]},
+    "batch": {"prompt": ["The sea", "A ship", "The harbour at night"]},
+    "batch of token ids": {"prompt": [[504, 2365], [253, 4512, 282]]},
+    "batch and samples": {"prompt": ["The sea", "A ship"], "n": 2, "temperature": 1.0},
+    "logprobs": {"prompt": "The lighthouse keeper", "logprobs": 3},
+    "echo": {"prompt": "The lighthouse keeper", "echo": True},
+    "echo with logprobs": {"prompt": "The lighthouse keeper", "echo": True, "logprobs": 2},
+    "scored prompt": {"prompt": "The lighthouse keeper", "echo": True, "logprobs": 1, "max_tokens": 0},
+    "scored long prompt": {
+        "prompt": "The lighthouse keeper " * 200,
+        "echo": True,
+        "logprobs": 1,
+        "max_tokens": 1,
+    },
+}
+
+
+@pytest.mark.parametrize("case", COMPLETIONS)
+def test_completions(cluster: Cluster, colocated: Colocated, case: str) -> None:
+    cluster.flush()
+    colocated.client.ok("/flush_cache", {})
+    body = {
+        "model": "smollm2-135m-instruct",
+        "seed": 5,
+        "max_tokens": 12,
+        "temperature": 0,
+        **COMPLETIONS[case],
+    }
+    answer = cluster.client.ok("/v1/completions", body)
+    same(answer, colocated.client.ok("/v1/completions", body))
+    prompts = COMPLETIONS[case]["prompt"]
+    batch = len(prompts) if isinstance(prompts, list) and not isinstance(prompts[0], int) else 1
+    assert len(answer["choices"]) == batch * COMPLETIONS[case].get("n", 1)
+
+
+NATIVE: dict[str, dict[str, Any]] = {
+    "text": {"text": "The lighthouse keeper"},
+    "ids": {"input_ids": [504, 2365, 282, 253]},
+    "batch": {"text": ["The sea", "A ship"]},
+    "samples": {"text": "The sea", "sampling_params": {"n": 3, "temperature": 1.0}},
+    "logprobs": {"text": "The sea", "return_logprob": True, "top_logprobs_num": 2},
+    "prompt logprobs": {"text": "The sea is wide", "return_logprob": True, "logprob_start_len": 0},
+}
+
+
+@pytest.mark.parametrize("case", NATIVE)
+def test_generate(cluster: Cluster, colocated: Colocated, case: str) -> None:
+    cluster.flush()
+    colocated.client.ok("/flush_cache", {})
+    sampling = {
+        "max_new_tokens": 12,
+        "temperature": 0,
+        "sampling_seed": 3,
+        **NATIVE[case].get("sampling_params", {}),
+    }
+    body = {**NATIVE[case], "sampling_params": sampling}
+    same(cluster.client.ok("/generate", body), colocated.client.ok("/generate", body))
+
+
+def test_a_seed_draws_the_same_in_a_crowd(cluster: Cluster) -> None:
+    def body(seed: int) -> dict[str, Any]:
+        return {
+            "model": "smollm2-135m-instruct",
+            "prompt": "Once upon a time",
+            "seed": seed,
+            "max_tokens": 24,
+        }
+
+    alone = cluster.client.ok("/v1/completions", body(7))["choices"][0]["text"]
+    crowd = cluster.client.post_all("/v1/completions", [body(seed) for seed in range(12)], stagger=0.02)
+    texts = [answer["choices"][0]["text"] for _, answer in crowd]
+    assert texts[7] == alone
+    assert len(set(texts)) > 8
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"messages": []},
+        {"messages": CHAT, "max_tokens": -1},
+        {"messages": CHAT, "max_tokens": 10**9},
+        {"messages": CHAT, "temperature": -0.1},
+        {"messages": CHAT, "model": "nobody/knows-it"},
+        {"messages": [{"role": "user", "content": "long " * 9000}]},
+    ],
+    ids=["empty", "negative", "huge", "temperature", "model", "too long"],
+)
+def test_errors(cluster: Cluster, colocated: Colocated, wrong: dict[str, Any]) -> None:
+    body = {"model": "smollm2-135m-instruct", **wrong}
+    ours, theirs = (c.client.post("/v1/chat/completions", body) for c in (cluster, colocated))
+    assert 400 <= ours[0] < 500
+    same(ours, theirs)

@@ -1,0 +1,49 @@
+"""KV pages really travel: what `/metrics` counts, and who computed what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from support.cluster import Cluster
+
+PAGE_SIZE = 16
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    cluster = Cluster("--page-size", str(PAGE_SIZE), "--max-total-tokens", "16384")
+    yield cluster
+    cluster.close()
+
+
+def delta(before: dict[str, float], after: dict[str, float], prefix: str) -> float:
+    return sum(after[k] - before.get(k, 0.0) for k in after if k.startswith(prefix))
+
+
+def test_bytes_are_pages_times_page_bytes_and_decode_never_runs_the_prompt(cluster: Cluster) -> None:
+    lengths = [1, 16, 17, 700, 1500]
+    before = [worker.client.metrics() for worker in cluster.workers]
+    for i, length in enumerate(lengths):
+        ids = [(100 + i * 7919 + j * 31) % 40000 for j in range(length)]
+        cluster.client.ok(
+            "/generate", {"input_ids": ids, "sampling_params": {"max_new_tokens": 5, "ignore_eos": True}}
+        )
+    cluster.wait_until_idle()
+    prefill, decode = (
+        lambda name, b=b, w=w: delta(b, w.client.metrics(), name)
+        for b, w in zip(before, cluster.workers, strict=True)
+    )
+    pages = sum(-(-length // PAGE_SIZE) for length in lengths)
+    page_bytes = 30 * 2 * 3 * PAGE_SIZE * 64 * 2  # layers, K and V, KV heads, tokens, head_dim, bfloat16
+    assert prefill("diptych_transfer_pages_total") == pages
+    assert prefill("diptych_transfer_bytes_total") == pages * page_bytes
+    assert prefill("diptych_transfer_seconds_sum") > 0
+    # Pages of one prompt are adjacent on both sides: one descriptor per chunk that was sent.
+    chunks = sum(-(-length // 512) for length in lengths)
+    assert 0 < prefill("diptych_transfer_descriptors_total") <= chunks
+
+    assert prefill("diptych_prefill_tokens_total") == sum(lengths)
+    assert decode("diptych_prefill_tokens_total") == 0
+    assert decode("diptych_decode_tokens_total") == 4 * len(lengths)
+    assert prefill("diptych_decode_tokens_total") == 0

@@ -1,0 +1,1 @@
+"""What several test folders share: real workers as processes, a client, oracles, leak checks."""

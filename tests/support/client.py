@@ -1,0 +1,92 @@
+"""A small HTTP client for tests: JSON in, JSON out, server-sent events as a list or one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+
+
+class Client:
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def get(self, path: str) -> tuple[int, Any]:
+        return asyncio.run(self._request("GET", path, None))
+
+    def post(self, path: str, body: Any) -> tuple[int, Any]:
+        """`body`: JSON-able, or bytes sent as they are."""
+        return asyncio.run(self._request("POST", path, body))
+
+    def ok(self, path: str, body: Any) -> Any:
+        status, answer = self.post(path, body)
+        assert status == 200, f"{path}: {status} {answer}"
+        return answer
+
+    def post_all(self, path: str, bodies: Sequence[Any], *, stagger: float = 0.0) -> list[tuple[int, Any]]:
+        """All at once, `stagger` seconds apart; answers in the order of the bodies."""
+
+        async def one(i: int, body: Any) -> tuple[int, Any]:
+            await asyncio.sleep(i * stagger)
+            return await self._request("POST", path, body)
+
+        async def everything() -> list[tuple[int, Any]]:
+            return list(await asyncio.gather(*(one(i, body) for i, body in enumerate(bodies))))
+
+        return asyncio.run(everything())
+
+    def events(self, path: str, body: Any) -> list[Any]:
+        """All server-sent events of a streamed answer; `[DONE]` must come last and is left out."""
+
+        async def collect() -> list[Any]:
+            async with self.stream(path, body) as events:
+                return [event async for event in events]
+
+        events = asyncio.run(collect())
+        assert events, f"{path}: no event at all"
+        assert events[-1] == "[DONE]", f"{path}: the stream ends with {events[-1]!r}"
+        return events[:-1]
+
+    def metrics(self) -> dict[str, float]:
+        """Prometheus samples by `name{labels}`."""
+        status, text = asyncio.run(self._request("GET", "/metrics", None))
+        assert status == 200
+        rows = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
+        return {name: float(value) for name, _, value in rows}
+
+    @asynccontextmanager
+    async def stream(self, path: str, body: Any) -> AsyncIterator[AsyncIterator[Any]]:
+        """Leaving the block early closes the connection."""
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(self.url + path, json={**body, "stream": True}) as response,
+        ):
+            assert response.status == 200, f"{path}: {response.status} {await response.text()}"
+
+            async def events() -> AsyncIterator[Any]:
+                async for line in response.content:
+                    if line.startswith(b"data: "):
+                        data = line[6:].strip()
+                        yield "[DONE]" if data == b"[DONE]" else json.loads(data)
+
+            yield events()
+
+    async def _request(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+        options: dict[str, Any] = {}
+        if isinstance(body, bytes):
+            options = {"data": body, "headers": {"Content-Type": "application/json"}}
+        elif body is not None:
+            options = {"json": body}
+        timeout = aiohttp.ClientTimeout(total=300)
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.request(method, self.url + path, **options) as response,
+        ):
+            text = await response.text()
+            if "json" in response.content_type:
+                return response.status, json.loads(text)
+            return response.status, text

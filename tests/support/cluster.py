@@ -1,0 +1,135 @@
+"""A prefill worker, a decode worker and a router, as an operator would start them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from support.client import Client
+from support.processes import Launched
+
+MODEL = "smollm2-135m-instruct"
+
+
+class Worker:
+    """A launched worker with a client of its own."""
+
+    def __init__(self, launched: Launched) -> None:
+        self.launched = launched
+        self.client = Client(launched.url)
+
+    def load(self) -> dict[str, int]:
+        """The scheduler's load, page counts included."""
+        status, info = self.client.get("/server_info")
+        assert status == 200, info
+        load: dict[str, int] = info["load"]
+        return load
+
+    def wait_until_idle(self, seconds: float = 20.0) -> dict[str, int]:
+        """Load once nothing runs and no page is held or quarantined."""
+        deadline = time.monotonic() + seconds
+        while True:
+            load = self.load()
+            busy = ("num_running_reqs", "num_waiting_reqs", "pages_held", "pages_quarantined")
+            if not any(load[name] for name in busy):
+                assert load["pages_free"] + load["pages_cached"] == load["pages_total"]
+                errors = self.client.metrics().get("diptych_pool_accounting_errors_total", 0)
+                assert errors == 0, self.launched.output
+                return load
+            assert time.monotonic() < deadline, f"{self.launched.command} isn't idle: {load}"
+            time.sleep(0.05)
+
+
+class Cluster:
+    """Started on creation; `close` ends everything and checks the pools first."""
+
+    def __init__(
+        self,
+        *flags: str,
+        prefill_flags: Sequence[str] = (),
+        decode_flags: Sequence[str] = (),
+        router_flags: Sequence[str] = (),
+        model: str = MODEL,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        common = ("--model-path", model, "--port", "0", *flags)
+        prefill = Launched(
+            "launch-prefill",
+            *common,
+            "--disaggregation-bootstrap-port",
+            "0",
+            *prefill_flags,
+            environment=environment,
+        )
+        decode = Launched("launch-decode", *common, *decode_flags, environment=environment)
+        self._launched = [prefill, decode]
+        try:
+            self.prefill = Worker(prefill.ready())
+            self.decode = Worker(decode.ready())
+            router = Launched(
+                "launch-router",
+                *("--prefill", prefill.url, prefill.bootstrap_port),
+                *("--decode", decode.url),
+                *("--port", "0"),
+                *router_flags,
+                environment=environment,
+            )
+            self._launched.append(router)
+            self.router = router.ready()
+        except BaseException:
+            self.kill()
+            raise
+        self.client = Client(self.router.url)
+
+    @property
+    def workers(self) -> list[Worker]:
+        return [self.prefill, self.decode]
+
+    def wait_until_idle(self) -> None:
+        for worker in self.workers:
+            worker.wait_until_idle()
+
+    def flush(self) -> None:
+        """Drop all cached prefixes, once nothing runs."""
+        self.wait_until_idle()
+        for worker in self.workers:
+            worker.client.ok("/flush_cache", {})
+
+    def close(self) -> None:
+        try:
+            self.wait_until_idle()
+            for launched in reversed(self._launched):
+                launched.stop()
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        for launched in self._launched:
+            launched.kill()
+
+
+class Colocated:
+    """`launch-colocated`: same engine, no transfer."""
+
+    def __init__(self, *flags: str, model: str = MODEL) -> None:
+        launched = Launched("launch-colocated", "--model-path", model, "--port", "0", *flags)
+        try:
+            self.worker = Worker(launched.ready())
+        except BaseException:
+            launched.kill()
+            raise
+        self.client = self.worker.client
+
+    def close(self) -> None:
+        try:
+            self.worker.wait_until_idle()
+            self.worker.launched.stop()
+        finally:
+            self.worker.launched.kill()
+
+
+def generated_ids(answer: dict[str, Any]) -> list[int]:
+    """Output token ids of a `/generate` answer."""
+    ids: list[int] = answer["output_ids"]
+    return ids
