@@ -34,7 +34,7 @@ from diptych.common_config.namespaces.exec import AttentionPair
 from diptych.common_config.namespaces.router import PrefillAddress
 from diptych.common_config.programs import Program, Role
 from diptych.common_config.record import LaunchConfig, Provenance, builds_from_record, environment_of
-from diptych.common_config.resolve import resolve
+from diptych.common_config.resolution import resolve
 from diptych.common_config.testing import override_config, reset_for_tests
 
 __all__ = [

@@ -14,7 +14,7 @@ from diptych.common_config.errors import ConfigError
 from diptych.common_config.namespaces import LEAVES
 from diptych.common_config.programs import Program
 from diptych.common_config.record import LaunchConfig, leaves_of
-from diptych.common_config.resolve import resolve, unknown_flag
+from diptych.common_config.resolution import resolve, unknown_flag
 
 PRINT_FORMATS = ("text", "json")
 
@@ -56,7 +56,7 @@ def read_words(program: Program, argv: Sequence[str]) -> Words:
                 words.problems.append(f"{flag} takes no value")
             words.flags[leaf.name] = False
         else:
-            words.problems.append(unknown_flag(program, flag[2:].replace("-", "_")))
+            words.problems.append(unknown_flag(program, flag))
             _drop(values, rest, bool(equals), _words_of(flag))
     return words
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from diptych.common_config.accessors import current, install, publish
 from diptych.common_config.programs import Program, Role
 from diptych.common_config.record import LaunchConfig
-from diptych.common_config.resolve import resolve
+from diptych.common_config.resolution import resolve
 
 
 def reset_for_tests() -> None:

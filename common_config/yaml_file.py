@@ -81,9 +81,7 @@ def _walk(
             if isinstance(value, dict):
                 yield from _walk(value, nested, problems, where)
             elif value is not None:
-                problems.append(
-                    f"{where}: {nested} is a namespace and holds a mapping of keys, not {value!r}"
-                )
+                problems.append(f"{where}: {nested} is a namespace and holds keys, not {value!r}")
         elif path or key != PROVENANCE_KEY:
             yield key, path, value
 

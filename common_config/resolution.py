@@ -91,7 +91,7 @@ class _Layers:
         for name, value in flags.items():
             leaf = self.leaves.get(name)
             if leaf is None:
-                self.problems.append(unknown_flag(self.program, name))
+                self.problems.append(unknown_flag(self.program, "--" + name.replace("_", "-")))
                 continue
             try:
                 value = parse_text(leaf, value) if isinstance(value, str) else check(leaf, value)
@@ -107,9 +107,7 @@ class _Layers:
         for name, where in self.redacted.items():
             if name in self.leaves and name not in self.bad:
                 leaf = self.leaves[name]
-                self.refuse(
-                    name, f"{where}: {name} is hidden in this file; give {leaf.flag} or {leaf.env} too"
-                )
+                self.refuse(name, f"{where}: {name} is hidden here; give {leaf.flag} or {leaf.env} too")
 
     def draft(self, env: Mapping[str, str]) -> Draft:
         return Draft(self.program, self.values, env, frozenset(self.given))
@@ -156,10 +154,10 @@ class _Layers:
         )
 
 
-def unknown_flag(program: Program, name: str) -> str:
-    """The problem with a flag that this program doesn't have, by its name without dashes."""
-    flag = "--" + name.replace("_", "-")
-    if name in LEAVES:
+def unknown_flag(program: Program, flag: str) -> str:
+    """The problem with a flag that this program doesn't have."""
+    name = flag.removeprefix("--").replace("-", "_")
+    if name in LEAVES and flag == LEAVES[name].flag:
         others = ", ".join(p.value for p in Program if name in leaves_of(p))
         return f"{flag} is not a flag of {program.value}, only of {others}"
     options = [*(leaf.flag for leaf in leaves_of(program).values()), "--config", "--print-config", "--help"]
