@@ -6,9 +6,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
+import operator
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ from diptych.bench.baseline import BaselineJob, BaselineResult, run_baseline_pro
 from diptych.bench.client import Target
 from diptych.bench.servers import free_port, running_server
 from diptych.bench.serving import Load, run_load
-from diptych.bench.stats import Summary
+from diptych.bench.stats import Distribution, Summary
 from diptych.bench.table import milliseconds, rate, ratio, table
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -81,24 +82,27 @@ def comparison_table(c: Comparison) -> str:
     co, dis, base = c.colocated, c.disaggregated, c.transformers
 
     def row(
-        name: str, a: float | None, b: float | None, reference: float | None, show: object = rate
+        name: str,
+        colocated: float | None,
+        disaggregated: float | None,
+        reference: float | None,
+        show: Callable[[float | None], str] = rate,
     ) -> list[str]:
-        shown = milliseconds if show is milliseconds else rate
-        both = None if a is None or b is None or a == 0 else b / a
-        return [name, shown(reference), shown(a), shown(b), ratio(both)]
+        both = None if disaggregated is None or not colocated else disaggregated / colocated
+        return [name, show(reference), show(colocated), show(disaggregated), ratio(both)]
 
-    def ttft(r: ServerResult, which: str) -> float | None:
-        d = r.prefill.ttft
-        return None if d is None else {"p50": d.p50, "p99": d.p99}[which]
+    def ttft(r: ServerResult, which: Callable[[Distribution], float]) -> float | None:
+        return None if r.prefill.ttft is None else which(r.prefill.ttft)
 
     def alone(r: ServerResult) -> float | None:
         return None if r.decode_alone.tpot is None else 1 / r.decode_alone.tpot.p50
 
+    p50, p99 = operator.attrgetter("p50"), operator.attrgetter("p99")
     n = c.input_len
     base_ttft = None if base is None else n / base.prefill_rate
     rows = [
-        row(f"TTFT of {n} tokens, p50 (ms)", ttft(co, "p50"), ttft(dis, "p50"), base_ttft, milliseconds),
-        row(f"TTFT of {n} tokens, p99 (ms)", ttft(co, "p99"), ttft(dis, "p99"), None, milliseconds),
+        row(f"TTFT of {n} tokens, p50 (ms)", ttft(co, p50), ttft(dis, p50), base_ttft, milliseconds),
+        row(f"TTFT of {n} tokens, p99 (ms)", ttft(co, p99), ttft(dis, p99), None, milliseconds),
         row(
             f"prefill of {n} tokens (tok/s)",
             co.prefill_rate(n),
@@ -159,6 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             p.error("the default model's package is not installed: give --model-dir or --no-baseline")
         model_dir = packaged
 
+    flags = ["--dtype", args.dtype, "--device", args.device, *args.flags]
     results: dict[str, ServerResult] = {}
     for name in ("launch-colocated", "launch-local"):
         port = free_port()
@@ -197,7 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         model=args.model_path,
         input_len=args.input_len,
         output_len=args.output_len,
-        flags=["--dtype", args.dtype, "--device", args.device, *args.flags],
+        flags=flags,
         colocated=results["launch-colocated"],
         disaggregated=results["launch-local"],
         transformers=baseline,

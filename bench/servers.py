@@ -54,7 +54,8 @@ def running_server(command: Sequence[str], log: Path, ready_timeout: float = 300
             yield time.monotonic() - started
         finally:
             _stop(process)
-            reader.join()
+            # Bounded: a process that left the group may still hold the other end.
+            reader.join(STOP_TIMEOUT)
 
 
 def _copy(source: IO[bytes], sink: IO[bytes], ready: threading.Event) -> None:
