@@ -161,7 +161,7 @@ def test_a_scoped_override_takes_leaves_of_its_own_bag_only() -> None:
         with pytest.raises(ConfigError, match="port is a leaf of serving"), get_schedule().override(port=1):
             raise AssertionError
         with (
-            pytest.raises(ConfigError, match="leaf of exec.kernel"),
+            pytest.raises(ConfigError, match=r"leaf of exec\.kernel"),
             get_exec().override(linear_backend="plain"),
         ):
             raise AssertionError
@@ -194,9 +194,8 @@ def test_publishing_again_wins_and_names_what_it_drops(caplog: pytest.LogCapture
 
 def test_override_config_gives_back_what_was_published_before() -> None:
     publish(resolve(Program.LOCAL, flags={"page_size": 8}, env={}), role=Role.LOCAL)
-    with pytest.raises(KeyError), override_config(page_size=4):
-        assert get_schedule().page_size == 4
-        raise KeyError
+    with pytest.raises(ZeroDivisionError), override_config(page_size=4):
+        get_context().override("test", page_size=1 // (get_schedule().page_size - 4))
     assert get_schedule().page_size == 8
 
 

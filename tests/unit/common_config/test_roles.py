@@ -58,7 +58,8 @@ def test_a_recorded_pair_survives_kill_9(tmp_path: Path) -> None:
     path = tmp_path / "pairs"
     program = (
         "import os, signal; from diptych.common_config import *\n"
-        "publish(resolve(Program.LOCAL), role=Role.ROUTER); get_memory(); os.kill(os.getpid(), signal.SIGKILL)"
+        "publish(resolve(Program.LOCAL), role=Role.ROUTER); get_memory()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
     )
     env = {**os.environ, MODE_VARIABLE: "record", FILE_VARIABLE: str(path)}
     assert subprocess.run([sys.executable, "-c", program], env=env).returncode == -9
