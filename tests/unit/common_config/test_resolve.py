@@ -110,6 +110,7 @@ def test_impossible_combinations_are_refused(flags: dict[str, object], message: 
 
 def test_only_a_worker_with_a_bootstrap_service_minds_its_port() -> None:
     assert worker(Program.DECODE, port=8998).port == 8998
+    assert worker(Program.LOCAL, port=8998).port == 8998
 
 
 @pytest.mark.parametrize(
