@@ -167,7 +167,7 @@ def _cpu_kernels_on_cuda(draft: Draft) -> Iterator[str]:
 def _distinct_ports(draft: Draft) -> Iterator[str]:
     ports: dict[int, str] = {}
     names = ["port", "disaggregation_control_port"]
-    if draft.program is Program.PREFILL:  # decode opens no bootstrap service; launch-local's is on a free port
+    if draft.program is Program.PREFILL:  # no other opens a bootstrap service on a port it was told
         names.append("disaggregation_bootstrap_port")
     for name in names:
         port = draft.values[name]
