@@ -89,9 +89,12 @@ class SchedulerProcess:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # an unread start message has no reader any more
             self._process.stdin.close()
-        if not await self.exits_within(bound):
-            self._process.kill()
-            await self.exited
+        try:
+            await self.exits_within(bound)
+        finally:  # also when this task is told to hurry
+            if not self.exited.done():
+                self._process.kill()
+        await self.exited
 
     async def exits_within(self, bound: float) -> bool:
         await asyncio.wait({self.exited}, timeout=bound)

@@ -170,6 +170,7 @@ async def _supervise(
             await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
             if stopping.done():
                 await drain(manager)
+                await scheduler.exits_within(SCHEDULER_END_SECONDS)
                 return 0
             if receiving.done():
                 receiving.result()
@@ -179,8 +180,6 @@ async def _supervise(
             return 1
         finally:
             await runner.cleanup()
-            if stopping.done():
-                await scheduler.exits_within(SCHEDULER_END_SECONDS)
     finally:
         receiving.cancel()
         stopping.cancel()

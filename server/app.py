@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from diptych.common_config import get_serving
 from diptych.server import control, info
@@ -45,6 +48,21 @@ def make_app(frontend: Frontend) -> web.Application:
     return app
 
 
+class _PeersFault(logging.Filter):
+    """Drops what a peer did wrong: broken HTTP, or another protocol (a gRPC probe opens with HTTP/2). It
+    has got a 400; a trace in the log would only hide what is ours."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        return not isinstance(error, HttpProcessingError | web.RequestPayloadError | ConnectionError)
+
+
+_http_logger = logging.getLogger("diptych.server.http")
+_http_logger.addFilter(_PeersFault())
+
+
 def make_runner(app: web.Application) -> web.AppRunner:
     """A handler is cancelled when its client leaves: that is what frees the client's pages at once."""
-    return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    return web.AppRunner(
+        app, handler_cancellation=True, access_log=None, logger=_http_logger, shutdown_timeout=1.0
+    )

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import aiohttp
@@ -22,8 +24,6 @@ class Worker:
     """A frontend process with its scripted scheduler."""
 
     def __init__(self, kind: str, *flags: str, env: dict[str, str] | None = None) -> None:
-        import os
-
         self.process = subprocess.Popen(
             [sys.executable, str(LAUNCHER), kind, "--model-path", MODEL, "--port", "0", *flags],
             stdout=subprocess.PIPE,
@@ -94,6 +94,13 @@ def wait_until(true: Callable[[], bool], timeout: float = 5.0) -> bool:
     return True
 
 
+async def eventually(true: Callable[[], Awaitable[bool]], bound: float = 5.0) -> None:
+    """Ask another process until it says so; nothing of ours could wake us."""
+    async with asyncio.timeout(bound):
+        while not await true():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 @pytest.fixture(scope="session")
 def colocated() -> Iterator[Worker]:
     worker = Worker("colocated")
@@ -155,6 +162,23 @@ class Client:
         assert frames.pop() == "data: [DONE]"
         assert all(frame.startswith("data: ") for frame in frames)
         return [json.loads(frame.removeprefix("data: ")) for frame in frames]
+
+    async def running(self) -> int:
+        """Samples that the scheduler is at."""
+        return (await self.get("/server_info"))[1]["load"]["num_running_reqs"]
+
+    async def until_running(self, count: int, bound: float = 5.0) -> None:
+        async def reached() -> bool:
+            return await self.running() == count
+
+        await eventually(reached, bound)
+
+    async def until_unhealthy(self) -> None:
+        async def unhealthy() -> bool:
+            async with self.session.get(self.url + "/health") as response:
+                return response.status == 503
+
+        await eventually(unhealthy)
 
     async def received(self) -> list[dict]:
         """What reached the scheduler."""

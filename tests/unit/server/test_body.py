@@ -27,7 +27,7 @@ HI = [{"role": "user", "content": "Hi"}]
         (b'{"messages": [{"role": "wizard", "content": "Hi"}]}', "messages[0].role"),
         (b'{"messages": [{"role": "user", "content": 5}]}', "messages[0].content"),
         (
-            b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
+            b'{"messages": [{"role": "user", "content": [{"type": "image"}]}]}',
             "messages[0].content[0].type",
         ),
         (b'{"messages": [], "temperature": NaN}', None),

@@ -56,7 +56,7 @@ def test_a_template_error_is_the_requests_fault_not_a_crash():
 
 def test_templates_run_in_a_sandbox():
     template = ChatTemplate("{{ messages.__class__.__mro__[1].__subclasses__() }}", {})
-    with pytest.raises(BadRequest, match="unsafe|not safe"):
+    with pytest.raises(BadRequest, match="unsafe"):
         template.render([{"role": "user", "content": "x"}])
 
 
