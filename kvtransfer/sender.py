@@ -407,10 +407,15 @@ class PrefillSender:
         for instance_id, proof in self._probe.take():
             logger.info("decode worker %s is gone: %s", instance_id, proof)
             self._peers.abandon(instance_id)
-        if self._probe_at is None or now < self._probe_at:
+        if self._probe_at is None:
             return
         draining = {s.peer for s in self._sessions.values() if s.state is SenderState.DRAINING}
-        self._probe_at = now + 2 * self._settings.heartbeat_interval if draining else None
+        if not draining:
+            self._probe_at = None
+        elif now < self._probe_at:
+            return
+        else:
+            self._probe_at = now + 2 * self._settings.heartbeat_interval
         for target in draining:
             peer = self._peers.get(target) if target else None
             if peer is not None:

@@ -30,8 +30,9 @@ def configure_ucx(*, on_cpu: bool, ucx_tls: str | None) -> str:
         os.environ["UCX_TLS"] = ucx_tls
     elif on_cpu and "UCX_TLS" not in os.environ and not _has_rdma():
         os.environ["UCX_TLS"] = CPU_UCX_TLS
-    # NIXL logs to standard output, which belongs to whoever launched us.
+    # Both log to standard output, which belongs to whoever launched us.
     os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
+    os.environ.setdefault("UCX_LOG_FILE", "stderr")
     return os.environ.get("UCX_TLS", "chosen by UCX")
 
 
