@@ -168,8 +168,7 @@ async def _supervise(
             await web.SockSite(runner, prepared.http).start()
             _announce(frontend)
             await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
-            if stopping.done():
-                await drain(manager)
+            if stopping.done() and await _drains(manager, {scheduler.exited, receiving}):
                 await scheduler.exits_within(SCHEDULER_END_SECONDS)
                 return 0
             if receiving.done():
@@ -183,6 +182,16 @@ async def _supervise(
     finally:
         receiving.cancel()
         stopping.cancel()
+
+
+async def _drains(manager: TokenizerManager, failures: set[asyncio.Future[Any]]) -> bool:
+    """Drain; False if one of `failures` comes first."""
+    draining = asyncio.create_task(drain(manager))
+    try:
+        await asyncio.wait({draining, *failures}, return_when=asyncio.FIRST_COMPLETED)
+        return draining.done()
+    finally:
+        draining.cancel()
 
 
 async def drain(manager: TokenizerManager) -> None:

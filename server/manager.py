@@ -164,16 +164,16 @@ class TokenizerManager:
 
     def _hand_over(self, sample: Sample, request: RunningRequest) -> None:
         spec = sample.spec
-        self._link.send(
-            Generate(
-                rid=sample.wire_id,
-                prompt_ids=spec.prompt_ids,
-                sampling=spec.sampling,
-                room=spec.pairing.room if spec.pairing else None,
-                bootstrap_host=spec.pairing.host if spec.pairing else None,
-                bootstrap_port=spec.pairing.port if spec.pairing else None,
-            )
+        message = Generate(
+            rid=sample.wire_id,
+            prompt_ids=spec.prompt_ids,
+            sampling=spec.sampling,
+            room=spec.pairing.room if spec.pairing else None,
+            bootstrap_host=spec.pairing.host if spec.pairing else None,
+            bootstrap_port=spec.pairing.port if spec.pairing else None,
         )
+        if not self._link.send(message):
+            raise Unavailable("the worker's scheduler is gone")
         self._running[sample.wire_id] = (sample, request)
         self._public.setdefault(spec.rid, []).append(sample.wire_id)
         self.metrics.running.inc()
@@ -184,8 +184,7 @@ class TokenizerManager:
         for sample in request.samples:
             if sample.wire_id in self._running:
                 self._forget(sample, "abort")
-                if self.dead is None:
-                    self._link.send(Abort(rid=sample.wire_id, quiet=True))
+                self._link.send(Abort(rid=sample.wire_id, quiet=True))
         self._requests.discard(request)
         if not self._requests:
             self._idle.set()
@@ -284,7 +283,8 @@ class TokenizerManager:
         future: asyncio.Future[FlushReply | StateReply] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = future
         try:
-            self._link.send(make(call_id))
+            if not self._link.send(make(call_id)):
+                raise Unavailable("the worker's scheduler is gone")
             async with asyncio.timeout(bound):
                 return await future
         except TimeoutError:

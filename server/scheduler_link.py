@@ -19,7 +19,6 @@ from diptych.engine.wire import (
     decode_from_scheduler,
     encode,
 )
-from diptych.server.errors import Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +36,10 @@ class SchedulerLink:
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._socket.bind(self.address)
 
-    def send(self, message: FrontendMessage) -> None:
-        """Queue a message; never blocks. Raises `Unavailable` when no scheduler is connected."""
+    def send(self, message: FrontendMessage) -> bool:
+        """Queue a message; never blocks. False when no scheduler is connected to take it."""
         sent = cast("asyncio.Future[None]", self._socket.send(encode(message), flags=zmq.NOBLOCK))
-        if sent.done() and sent.exception() is not None:
-            raise Unavailable("the worker's scheduler is gone")
+        return not (sent.done() and sent.exception() is not None)
 
     async def messages(self) -> AsyncIterator[SchedulerMessage]:
         """What the scheduler says, for as long as the caller listens. A message that can't be decoded is

@@ -147,3 +147,14 @@ def test_an_idle_frontend_sleeps(colocated: Worker):
 def _unix_sockets() -> set[str]:
     with open("/proc/net/unix") as file:
         return {line.split()[-1] for line in file if "@diptych-" in line}
+
+
+async def test_a_scheduler_that_dies_while_draining_fails_what_runs(make_worker, session):
+    worker = make_worker("colocated")
+    client = Client(worker.url, session)
+    running = await start(client, chat(script={"hang": True}))
+    worker.signal(signal.SIGTERM)
+    await client.until_unhealthy()
+    worker.scheduler.kill()
+    assert (await running)[0] == 503
+    assert worker.wait() == 1

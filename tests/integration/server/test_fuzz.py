@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from .conftest import Client, Worker, chat
+
+VALUES = [
+    *(None, True, False, 0, 1, -1, 2, 10**6, 2**63, 10**40, 0.5, -0.5, 1e308, "", "x", "\u0000", "é" * 300),
+    *([], [1], ["x"], [[1, 2]], [None], [True], {}, {"a": 1}, {"5": 1}, {"text": "x"}, [{"role": "user"}]),
+    *([{"role": "user", "content": "Hi"}], [{"role": "assistant", "tool_calls": [{}]}], {"stop": "x"}),
+]
+SHARED = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "n", "stop", "stop_token_ids", "min_tokens"),
+    *("logit_bias", "max_tokens", "presence_penalty", "repetition_penalty", "stream", "rid"),
+    *("bootstrap_room", "bootstrap_host", "bootstrap_port", "skip_special_tokens"),
+)
+ROUTES = {
+    "/v1/chat/completions": (
+        {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4},
+        ("messages", "logprobs", "top_logprobs", "chat_template_kwargs", "continue_final_message", "tools"),
+    ),
+    "/v1/completions": (
+        {"prompt": "Hi", "max_tokens": 4},
+        ("prompt", "echo", "logprobs", "best_of", "suffix", "stream_options"),
+    ),
+    "/generate": (
+        {"text": "Hi", "sampling_params": {"max_new_tokens": 4}},
+        ("text", "input_ids", "sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num"),
+    ),
+    "/tokenize": ({"prompt": "Hi"}, ("prompt", "messages", "add_special_tokens")),
+    "/detokenize": ({"tokens": [1]}, ("tokens", "skip_special_tokens")),
+    "/abort_request": ({"rid": "x"}, ("rid", "abort_all")),
+}
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_no_body_makes_a_worker_fail(client: Client, colocated: Worker, path: str):
+    draw = random.Random(path)
+    base, own = ROUTES[path]
+    for _ in range(250):
+        fields = draw.sample([*SHARED, *own * 2], k=draw.randint(1, 4))
+        body = base | {name: draw.choice(VALUES) for name in fields}
+        async with client.session.post(client.url + path, json=body) as response:
+            text = await response.text()
+            assert response.status < 500, (body, text)
+            if response.status >= 400:
+                assert set(json.loads(text)["error"]) == {"message", "type", "param", "code"}
+            assert '"internal_error"' not in text
+    assert await client.running() == 0
+    assert (await client.post("/v1/chat/completions", chat("fine")))[0] == 200
+    assert colocated.stderr == ""
