@@ -16,7 +16,7 @@ import msgspec
 
 from diptych.bench.baseline import BaselineJob, BaselineResult, run_baseline_process
 from diptych.bench.client import Target
-from diptych.bench.servers import free_port, running_server
+from diptych.bench.servers import ServerFailed, free_port, running_server
 from diptych.bench.serving import Load, run_load
 from diptych.bench.stats import Distribution, Summary
 from diptych.bench.table import milliseconds, rate, ratio, table
@@ -171,18 +171,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             name, args.model_path, port, ["--dtype", args.dtype, "--device", args.device, *args.flags]
         )
         print(f"measuring {name}…", file=sys.stderr)
-        with running_server(command, args.log_dir / f"{name}.log") as seconds:
-            results[name] = asyncio.run(
-                measure_server(
-                    f"http://127.0.0.1:{port}",
-                    args.model_path,
-                    args.input_len,
-                    args.output_len,
-                    args.repeats,
-                    seconds,
-                    args.vocab_size,
+        try:
+            with running_server(command, args.log_dir / f"{name}.log") as seconds:
+                results[name] = asyncio.run(
+                    measure_server(
+                        f"http://127.0.0.1:{port}",
+                        args.model_path,
+                        args.input_len,
+                        args.output_len,
+                        args.repeats,
+                        seconds,
+                        args.vocab_size,
+                    )
                 )
-            )
+        except ServerFailed as error:
+            print(error, file=sys.stderr)
+            return 1
     baseline = None
     if not args.no_baseline:
         print("measuring transformers…", file=sys.stderr)

@@ -48,9 +48,9 @@ def running_server(command: Sequence[str], log: Path, ready_timeout: float = 300
         reader.start()
         try:
             if not _wait(process, ready, reader, started + ready_timeout):
-                sink.flush()
-                end = log.read_text(errors="replace")[-2000:]
-                raise ServerFailed(f"{command[0]} was not ready after {ready_timeout:g} s:\n{end}")
+                code = process.poll()
+                what = f"not ready after {ready_timeout:g} s" if code is None else f"exit code {code}"
+                raise ServerFailed(f"{command[0]}: {what}\n{log.read_text(errors='replace')[-2000:]}")
             yield time.monotonic() - started
         finally:
             _stop(process)

@@ -59,7 +59,10 @@ def test_children_that_a_server_leaves_behind_are_ended_too(tmp_path):
 
 def test_a_server_that_ends_before_it_is_ready_shows_its_log(tmp_path):
     command = python("print('no such model', flush=True)", "sys.exit(3)")
-    with pytest.raises(ServerFailed, match="no such model"), running_server(command, tmp_path / "log"):
+    with (
+        pytest.raises(ServerFailed, match=r"exit code 3\nno such model"),
+        running_server(command, tmp_path / "log"),
+    ):
         pass
 
 
