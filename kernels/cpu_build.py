@@ -1,0 +1,118 @@
+"""Compiles `csrc/` once per machine, with the system's C++ compiler and nothing else.
+
+Instruction sets are chosen by what torch reports at run time, never by `-march=native`: some virtual machines
+announce instructions that they can't execute.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+_SOURCES = Path(__file__).parent / "csrc"
+_FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi"]
+_INSTRUCTION_SETS = {
+    "AVX512": [
+        "-mavx512f",
+        "-mavx512bw",
+        "-mavx512dq",
+        "-mavx512vl",
+        "-mavx2",
+        "-mfma",
+        "-mprefer-vector-width=512",
+    ],
+    "AVX2": ["-mavx2", "-mfma"],
+}
+_COMPILE_SECONDS = 300
+
+
+class KernelBuildError(Exception):
+    """The C++ kernels can't be had on this machine; the message says why."""
+
+
+@functools.cache
+def load_cpu_kernels() -> ctypes.CDLL:
+    """The library, compiled at the first call on this machine (a few seconds). Raises `KernelBuildError`."""
+    try:
+        return _load(_built())
+    except OSError as error:
+        raise KernelBuildError(f"the compiled kernels can't be loaded: {error}") from error
+
+
+@functools.cache
+def cpu_kernels_available() -> bool:
+    """Whether `load_cpu_kernels` works; if not, one log line says why."""
+    try:
+        load_cpu_kernels()
+    except KernelBuildError as error:
+        logger.warning("attention backend 'cpu' is not available: %s", error)
+        return False
+    return True
+
+
+def _built() -> Path:
+    compiler = next((path for name in _compilers() if (path := shutil.which(name))), None)
+    if compiler is None:
+        raise KernelBuildError(f"no C++ compiler (looked for {', '.join(_compilers())})")
+    flags = _FLAGS + _INSTRUCTION_SETS.get(torch.backends.cpu.get_cpu_capability(), [])
+    sources = sorted(_SOURCES.glob("*.cpp"))
+    digest = hashlib.sha256("\0".join([platform.machine(), compiler, *flags]).encode())
+    for file in [*sources, *sorted(_SOURCES.glob("*.h"))]:
+        digest.update(file.read_bytes())
+    target = _cache_dir() / f"attention-{digest.hexdigest()[:16]}.so"
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (target.parent / ".lock").open("w") as lock:
+        # Two workers that start together compile once; the kernel drops the lock if one is killed.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            logger.info("compiling the CPU attention kernels (once)")
+            _compile(compiler, flags, sources, target)
+    return target
+
+
+def _compilers() -> list[str]:
+    chosen = os.environ.get("CXX")
+    return [chosen] if chosen else ["g++", "c++", "clang++"]
+
+
+def _cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "diptych" / "kernels"
+
+
+def _compile(compiler: str, flags: list[str], sources: list[Path], target: Path) -> None:
+    partial = target.with_suffix(f".partial-{os.getpid()}")
+    command = [compiler, *flags, "-shared", *map(str, sources), "-o", str(partial)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False)
+        if done.returncode != 0:
+            raise KernelBuildError(f"{compiler} failed: {done.stderr.strip()[-500:]}")
+        partial.replace(target)
+    except subprocess.TimeoutExpired:
+        raise KernelBuildError(f"{compiler} took more than {_COMPILE_SECONDS} s") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    library.diptych_call_bytes.restype = ctypes.c_int64
+    library.diptych_scratch_floats.restype = ctypes.c_int64
+    library.diptych_scratch_floats.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    library.diptych_attend.restype = None
+    library.diptych_attend.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    return library
