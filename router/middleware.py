@@ -64,6 +64,13 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
     except RouterError as error:
         return error.response()
+    except web.RequestPayloadError as error:
+        response = RouterError(400, f"the request body could not be read: {error}").response()
+        await response.prepare(request)
+        await response.write_eof()
+        # Else aiohttp reads on before it sends the answer, and stumbles over the same bytes.
+        request.protocol.force_close()
+        return response
     except web.HTTPException as error:
         limit = get_serving().max_request_bytes
         return from_http_exception(error, request.method, request.path, limit).response()

@@ -177,14 +177,12 @@ class Relay:
             try:
                 return await self._attempt(pair, call, stream)
             except LegFailure as failure:
+                if failure.kind is FailureKind.REJECTED:  # always before a byte was sent
+                    return web.Response(status=failure.status, body=failure.body, headers=failure.headers)
                 self._metrics.leg_failures.labels(
                     failure.worker.role.value, failure.worker.url, failure.kind.value
                 ).inc()
-                if stream.started:
-                    raise
-                if failure.kind is FailureKind.REJECTED:
-                    return web.Response(status=failure.status, body=failure.body, headers=failure.headers)
-                if not failure.not_run or len(failed) >= get_router().max_retries:
+                if stream.started or not failure.not_run or len(failed) >= get_router().max_retries:
                     raise
                 logger.warning("request %s is tried again: %s", call.request_id, failure)
                 self._metrics.retries.labels(call.path, failure.kind.value).inc()

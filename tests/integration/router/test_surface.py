@@ -170,6 +170,30 @@ async def test_a_body_over_the_limit_is_a_413(make_worker, kit):
     assert decode.seen == []
 
 
+async def test_a_huge_body_gets_its_413_and_not_a_reset(make_worker, kit):
+    prefill, decode = await pair(make_worker, kit)
+    async with kit.router([prefill], [decode]) as router:
+        url = router.url + "/v1/completions"
+        async with router.client.post(url, data=b"x" * (50 << 20)) as response:
+            assert response.status == 413
+    assert decode.seen == []
+
+
+async def test_a_body_that_can_not_be_unpacked_is_a_400(make_worker, kit):
+    prefill, decode = await pair(make_worker, kit)
+    async with kit.router([prefill], [decode]) as router:
+        # By hand: a client library may notice that the connection closes before it reads the answer.
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(router.url.rsplit(":", 1)[1]))
+        head = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 8\r\n\r\n"
+        writer.write(head + b"not gzip")
+        answer = await asyncio.wait_for(reader.read(), kit.PATIENCE)
+        writer.close()
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b'"invalid_request_error"' in answer
+        async with router.post() as response:
+            assert response.status == 200
+
+
 async def test_the_api_key_is_enforced_and_passed_on(make_worker, kit):
     prefill, decode = await pair(make_worker, kit)
     async with kit.router([prefill], [decode], "--api-key", "s3cret") as router:
