@@ -48,4 +48,5 @@ class EngineMetrics:
         self._waiting.set_function(lambda: load()["num_waiting_reqs"])
 
     def exposition(self) -> str:
-        return generate_latest(self._registry).decode()
+        text: bytes = generate_latest(self._registry)
+        return text.decode()

@@ -26,8 +26,8 @@ from diptych.engine.models.config import ModelConfig
 from diptych.engine.prompt_queue import PromptQueue
 from diptych.engine.runner import ModelRunner, RunnerFacts
 from diptych.engine.running_batch import RunningBatch
+from diptych.engine.weights.identity import model_identity
 from diptych.engine.weights.loader import load_model
-from diptych.engine.weights.source import model_identity
 from diptych.kernels.registry import make_attention_backend, resolve_attention_backend
 from diptych.launch.errors import StartupError
 
@@ -57,7 +57,7 @@ def build_runner(model_dir: Path, report: Callable[[str], None]) -> ModelRunner:
         load_format=get_model().load_format,
         linear_backend=get_exec().kernel.linear_backend,
         seed=get_model().random_seed,
-        progress=report,
+        progress=lambda done, total: _report_quarters(report, done, total),
     )
     kv_dtype = dtype if get_memory().kv_cache_dtype == "auto" else get_memory().kv_cache_dtype
     layout = config.kv_layout(get_schedule().page_size, kv_dtype)
@@ -136,6 +136,12 @@ def fingerprint(runner: ModelRunner, model_dir: Path) -> Fingerprint:
         page_size=layout.page_size,
         vocab_size=runner.model.config.vocab_size,
     )
+
+
+def _report_quarters(report: Callable[[str], None], done: int, total: int) -> None:
+    """One line per quarter of the layers: enough to see that a big model is getting on."""
+    if done * 4 // total > (done - 1) * 4 // total:
+        report(f"loading weights: {done} of {total} layers")
 
 
 def _context_length(config: ModelConfig) -> int:

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
 
 _PR_SET_PDEATHSIG = 1
 
@@ -60,7 +61,8 @@ class Child:
     async def ready_line(self) -> str:
         """What follows `ready: ` in the child's output. Raises `ChildFailed` if it ends first."""
         ended = asyncio.create_task(self._process.wait())
-        await asyncio.wait({ended, self._ready}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {ended, self._ready}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if self._ready.done():
             ended.cancel()
             return self._ready.result()
@@ -80,10 +82,10 @@ class Child:
         if self._process.returncode is None:
             self._process.kill()
 
-    async def _relay(self, source: asyncio.StreamReader | None, target: object) -> None:
+    async def _relay(self, source: asyncio.StreamReader | None, target: TextIO) -> None:
         assert source is not None
         while line := await source.readline():
             text = line.decode(errors="replace").rstrip("\n")
-            print(f"[{self.name}] {text}", file=target, flush=True)  # type: ignore[call-overload]
+            print(f"[{self.name}] {text}", file=target, flush=True)
             if text.startswith("ready: ") and not self._ready.done():
                 self._ready.set_result(text.removeprefix("ready: "))

@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from diptych.common_config import (
     Program,
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     model = get_model()
     prepare_model(
         model.model_path,
-        cache_dir=model.model_cache_dir,
+        cache_dir=Path(model.model_cache_dir),
         revision=model.revision,
         load_format=model.load_format,
         report=lambda line: print(line, flush=True),
@@ -68,7 +69,7 @@ async def _run(environments: dict[Program, dict[str, str]]) -> int:
 
 async def _serve(children: list[Child], environments: dict[Program, dict[str, str]]) -> str:
     """Start all three and watch them; returns a sentence about the first that ended."""
-    worker_flags = ["--host", "127.0.0.1", "--port", "0"]
+    worker_flags = ["--host", "127.0.0.1", "--port", "0", "--disaggregation-control-port", "0"]
     prefill = await Child.start(
         "prefill",
         "diptych.launch.prefill",

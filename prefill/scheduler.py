@@ -141,13 +141,14 @@ class PrefillScheduler(Scheduler):
         if token is not None:
             request.accept(token.token_id)
             finish = request.state.finish_reason() or finish
+        # No prompt logprobs: decode, which has them from the aux block, answers the client. The released
+        # sglang-router puts both legs' lists behind each other, so exactly one leg may carry them.
         self.send_output(
             TokenOutput(
                 rid=request.rid,
                 token_ids=[] if token is None else [token.token_id],
                 logprobs=None if token is None or token.logprob is None else [token.logprob],
                 finish=finish,
-                prompt_logprobs=request.aux().prompt_logprobs,
                 cached_tokens=request.cached_tokens,
             )
         )

@@ -48,19 +48,15 @@ def plan_samples(
     pairings = _pairings(frontend, pair, total)
     specs: list[SampleSpec] = []
     for prompt_index, prompt in enumerate(prompts):
-        sampling = prompt.sampling
-        if frontend.kind is WorkerKind.DECODE:
-            # Only the prefill worker sees the prompt run; whoever relays both answers merges these.
-            sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
         for number in range(prompt.n):
-            seed = sample_seed(sampling.seed, number)
+            seed = sample_seed(prompt.sampling.seed, number)
             index = len(specs)
             specs.append(
                 SampleSpec(
                     index=index,
                     prompt_index=prompt_index,
                     prompt_ids=prompt.ids,
-                    sampling=msgspec.structs.replace(sampling, seed=seed),
+                    sampling=msgspec.structs.replace(prompt.sampling, seed=seed),
                     text=prompt.text,
                     rid=prompt.rid,
                     pairing=pairings[index],
