@@ -27,19 +27,32 @@ int64_t item_floats(const AttentionCall& c) { return (c.q_heads / c.kv_heads) * 
 
 int64_t splits(int64_t length) { return (length + kSplit - 1) / kSplit; }
 
-template <class T, int G>
-void dot_rows(const T* const* rows, int n, const float* q, int64_t dim, int64_t stride, float (*scores)[kBlock]) {
+// kDim is the head size where it is a common one, so that loops unroll; 0 stands for any other.
+template <int kDim>
+inline int64_t known(int64_t dim) {
+  return kDim ? kDim : dim;
+}
+
+template <int kDim, class T>
+inline vfloat load_dims(const T* p, int64_t left) {
+  return kDim ? load(p) : load_upto(p, (int)left);
+}
+
+template <class T, int G, int kDim>
+void dot_rows(const T* const* rows, int n, const float* q, int64_t any_dim, int64_t stride,
+              float (*scores)[kBlock]) {
+  const int64_t dim = known<kDim>(any_dim);
   for (int t = 0; t < n; t++) {
     vfloat acc[G] = {};
     for (int64_t d = 0; d < dim; d += kLanes) {
-      vfloat k = load_upto(rows[t] + d, (int)(dim - d));
+      vfloat k = load_dims<kDim>(rows[t] + d, dim - d);
       for (int g = 0; g < G; g++) acc[g] += k * load(q + g * stride + d);
     }
     for (int g = 0; g < G; g++) scores[g][t] = sum(acc[g]);
   }
 }
 
-template <class T, int G, int V>
+template <class T, int G, int V, int kDim>
 void add_columns(const T* const* rows, int n, int64_t dim, int64_t stride, const float (*weights)[kBlock],
                  int64_t d, float* out) {
   vfloat acc[G][V];
@@ -47,28 +60,29 @@ void add_columns(const T* const* rows, int n, int64_t dim, int64_t stride, const
     for (int i = 0; i < V; i++) acc[g][i] = load(out + g * stride + d + i * kLanes);
   for (int t = 0; t < n; t++)
     for (int i = 0; i < V; i++) {
-      vfloat v = load_upto(rows[t] + d + i * kLanes, (int)(dim - d - i * kLanes));
+      vfloat v = load_dims<kDim>(rows[t] + d + i * kLanes, dim - d - i * kLanes);
       for (int g = 0; g < G; g++) acc[g][i] += v * splat(weights[g][t]);
     }
   for (int g = 0; g < G; g++)
     for (int i = 0; i < V; i++) store(out + g * stride + d + i * kLanes, acc[g][i]);
 }
 
-template <class T, int G>
-void add_rows(const T* const* rows, int n, int64_t dim, int64_t stride, const float (*weights)[kBlock],
+template <class T, int G, int kDim>
+void add_rows(const T* const* rows, int n, int64_t any_dim, int64_t stride, const float (*weights)[kBlock],
               float* out) {
+  const int64_t dim = known<kDim>(any_dim);
   int64_t d = 0;
   for (; d + kPanelVectors * kLanes <= dim; d += kPanelVectors * kLanes)
-    add_columns<T, G, kPanelVectors>(rows, n, dim, stride, weights, d, out);
-  for (; d < dim; d += kLanes) add_columns<T, G, 1>(rows, n, dim, stride, weights, d, out);
+    add_columns<T, G, kPanelVectors, kDim>(rows, n, dim, stride, weights, d, out);
+  for (; d < dim; d += kLanes) add_columns<T, G, 1, kDim>(rows, n, dim, stride, weights, d, out);
 }
 
 // One block of tokens for G query heads: scores, online softmax, weighted V.
-template <class T, int G>
+template <class T, int G, int kDim>
 void block(const T* const* k_rows, const T* const* v_rows, int n, const float* q, int64_t dim, int64_t stride,
            float* maxima, float* sums, float* out) {
   float scores[G][kBlock];
-  dot_rows<T, G>(k_rows, n, q, dim, stride, scores);
+  dot_rows<T, G, kDim>(k_rows, n, q, dim, stride, scores);
   for (int g = 0; g < G; g++) {
     for (int t = n; t < kBlock; t++) scores[g][t] = -INFINITY;
     vfloat top = splat(maxima[g]);
@@ -86,39 +100,49 @@ void block(const T* const* k_rows, const T* const* v_rows, int n, const float* q
     maxima[g] = new_max;
     for (int64_t d = 0; d < stride; d += kLanes) store(out + g * stride + d, load(out + g * stride + d) * splat(keep));
   }
-  add_rows<T, G>(v_rows, n, dim, stride, scores, out);
+  add_rows<T, G, kDim>(v_rows, n, dim, stride, scores, out);
 }
 
-template <class T, class Q>
-void run_item(const AttentionCall& c, const Item& item, float* partial, float* q) {
-  const int64_t group = c.q_heads / c.kv_heads, dim = c.head_dim, stride = padded_dim(c);
+template <class T, int kDim>
+void run_heads(const AttentionCall& c, const Item& item, float* partial, const float* q) {
+  const int64_t group = c.q_heads / c.kv_heads, stride = padded_dim(c);
   const int64_t* table = c.page_table + item.sequence * c.table_width;
   float *maxima = partial, *sums = partial + group, *out = partial + 2 * group;
-  for (int64_t g = 0; g < group; g++) {
-    const Q* row = (const Q*)c.q + item.sequence * c.q_stride + (item.head * group + g) * dim;
-    maxima[g] = -INFINITY;
-    sums[g] = 0;
-    for (int64_t d = 0; d < dim; d += kLanes)
-      store(q + g * stride + d, load_upto(row + d, (int)(dim - d)) * splat((float)c.scale));
-  }
-  memset(out, 0, group * stride * sizeof(float));
   const T *k_rows[kBlock], *v_rows[kBlock];
   for (int64_t first = item.first; first < item.last; first += kBlock) {
-    int n = (int)(item.last - first < kBlock ? item.last - first : kBlock);
+    const int n = (int)(item.last - first < kBlock ? item.last - first : kBlock);
     for (int t = 0; t < n; t++) {
       k_rows[t] = token_row<T>(c, table, first + t, 0, item.head);
       v_rows[t] = token_row<T>(c, table, first + t, 1, item.head);
     }
     for (int64_t g = 0; g < group; g += kGroup) {
-      auto go = [&](auto run) { run(k_rows, v_rows, n, q + g * stride, dim, stride, maxima + g, sums + g, out + g * stride); };
+      auto go = [&](auto run) {
+        run(k_rows, v_rows, n, q + g * stride, c.head_dim, stride, maxima + g, sums + g, out + g * stride);
+      };
       switch (group - g) {
-        case 1: go(block<T, 1>); break;
-        case 2: go(block<T, 2>); break;
-        case 3: go(block<T, 3>); break;
-        default: go(block<T, kGroup>);
+        case 1: go(block<T, 1, kDim>); break;
+        case 2: go(block<T, 2, kDim>); break;
+        case 3: go(block<T, 3, kDim>); break;
+        default: go(block<T, kGroup, kDim>);
       }
     }
   }
+}
+
+template <class T, class Q>
+void run_item(const AttentionCall& c, const Item& item, float* partial, float* q) {
+  const int64_t group = c.q_heads / c.kv_heads, dim = c.head_dim, stride = padded_dim(c);
+  for (int64_t g = 0; g < group; g++) {
+    const Q* row = (const Q*)c.q + item.sequence * c.q_stride + (item.head * group + g) * dim;
+    partial[g] = -INFINITY;
+    partial[group + g] = 0;
+    for (int64_t d = 0; d < dim; d += kLanes)
+      store(q + g * stride + d, load_upto(row + d, (int)(dim - d)) * splat((float)c.scale));
+  }
+  memset(partial + 2 * group, 0, group * stride * sizeof(float));
+  if (dim == 64) return run_heads<T, 64>(c, item, partial, q);
+  if (dim == 128) return run_heads<T, 128>(c, item, partial, q);
+  run_heads<T, 0>(c, item, partial, q);
 }
 
 template <class Q>

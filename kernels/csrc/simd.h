@@ -76,22 +76,57 @@ static inline void put(bfloat16* p, float x) {
   p->bits = (uint16_t)((w + 0x7fffu + ((w >> 16) & 1u)) >> 16);
 }
 
-static inline float sum(vfloat v) {
-  float lanes[kLanes];
-  store(lanes, v);
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
-  return lanes[0];
-}
-
 static inline vfloat maximum(vfloat a, vfloat b) { return a > b ? a : b; }
 
-static inline float largest(vfloat v) {
+// Across the lanes of one vector, by halves: the vector shrinks with each step.
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define DIPTYCH_HALVES 1
+#endif
+#endif
+
+#if DIPTYCH_HALVES
+typedef float float4 __attribute__((vector_size(16)));
+
+template <class Combine>
+static inline float across4(float4 v, Combine combine) {
+  v = combine(v, __builtin_shufflevector(v, v, 2, 3, 0, 1));
+  v = combine(v, __builtin_shufflevector(v, v, 1, 0, 3, 2));
+  return v[0];
+}
+
+template <class Combine>
+static inline float across(vfloat v, Combine combine) {
+#if defined(__AVX512F__)
+  auto eight = combine(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7),
+                       __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
+  return across4(combine(__builtin_shufflevector(eight, eight, 0, 1, 2, 3),
+                         __builtin_shufflevector(eight, eight, 4, 5, 6, 7)),
+                 combine);
+#elif defined(__AVX2__)
+  return across4(combine(__builtin_shufflevector(v, v, 0, 1, 2, 3), __builtin_shufflevector(v, v, 4, 5, 6, 7)),
+                 combine);
+#else
+  return across4(v, combine);
+#endif
+}
+#else
+template <class Combine>
+static inline float across(vfloat v, Combine combine) {
   float lanes[kLanes];
   store(lanes, v);
   for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; i++) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+    for (int i = 0; i < width; i++) lanes[i] = combine(lanes[i], lanes[i + width]);
   return lanes[0];
+}
+#endif
+
+static inline float sum(vfloat v) {
+  return across(v, [](auto a, auto b) { return a + b; });
+}
+
+static inline float largest(vfloat v) {
+  return across(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 // e^x for x <= 0, relative error about 1e-7; everything under -87 counts as -87.
