@@ -22,10 +22,6 @@ class Linear(Protocol):
         """[N, in] → [N, out]."""
         ...
 
-    def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """[N, in], [N, out] → `self(x) + residual`, as one operation where the backend can."""
-        ...
-
 
 class PlainLinear:
     """`weight` [out, in], `bias` [out] or None."""
@@ -37,9 +33,6 @@ class PlainLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self._weight, self._bias)
 
-    def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self._weight, self._bias).add_(residual)
-
 
 class OneDNNLinear:
     """The weight is copied into oneDNN's blocked layout; the caller may free the original."""
@@ -49,14 +42,9 @@ class OneDNNLinear:
         self._bias = bias
         # Looked up once: attribute access on torch.ops is slow next to a one-token GEMM.
         self._linear = torch.ops.mkldnn._linear_pointwise.default
-        self._linear_add = torch.ops.mkldnn._linear_pointwise.binary
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self._linear(x, self._packed, self._bias, "none", [], "")
-        return out
-
-    def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self._linear_add(x, residual, self._packed, self._bias, "add")
         return out
 
 

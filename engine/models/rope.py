@@ -166,13 +166,12 @@ class RotaryEmbedding:
     def __init__(self, rope: RopeConfig, head_dim: int, device: torch.device, dtype: torch.dtype) -> None:
         self._inv_freq = inverse_frequencies(rope, head_dim).to(device)
         self._scale = rope.attention_factor
-        self._half = head_dim // 2
         self._dtype = dtype
 
     def table(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`positions` [N] → cos and *signed* sin, each [N, 1, head_dim] in the model's dtype.
 
-        The sign of rotate-half is in the sine, so that rotating is `x * cos + roll(x, head_dim / 2) * sin`.
+        The sign of rotate-half is in the sine, so that rotating is `x * cos + roll(x, head_dim / 2) * sin`; `PointwiseOps.rotate` does it.
         """
         import torch
 
@@ -183,7 +182,3 @@ class RotaryEmbedding:
         cos = torch.cat((cos, cos), 1).to(self._dtype).unsqueeze(1)
         sin = torch.cat((-sin, sin), 1).to(self._dtype).unsqueeze(1)
         return cos, sin
-
-    def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """`x` [N, heads, head_dim]; returns a new tensor."""
-        return (x * cos).addcmul_(x.roll(self._half, -1), sin)

@@ -161,7 +161,8 @@ class _Builder:
         return make_linear(self._linear_backend, weight, None)
 
     def vector(self, name: str, size: int) -> torch.Tensor:
-        return self._fused({name: size}, None)
+        """A norm's weight, in float32 as norms are computed."""
+        return self._fused({name: size}, None).to(torch.float32)
 
     def linear(self, parts: dict[str, int], inputs: int, bias: bool) -> Linear:
         """`parts`: name without `.weight` → output size; they are stacked in this order."""
