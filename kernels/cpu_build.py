@@ -57,7 +57,7 @@ def cpu_kernels_available() -> bool:
     try:
         load_cpu_kernels()
     except KernelBuildError as error:
-        logger.warning("attention backend 'cpu' is not available: %s", error)
+        logger.warning("the C++ kernels (attention backend 'cpu') are not available: %s", error)
         return False
     return True
 
@@ -71,7 +71,7 @@ def _built() -> Path:
     digest = hashlib.sha256("\0".join([platform.machine(), compiler, *flags]).encode())
     for file in [*sources, *sorted(_SOURCES.glob("*.h"))]:
         digest.update(file.read_bytes())
-    target = _cache_dir() / f"attention-{digest.hexdigest()[:16]}.so"
+    target = _cache_dir() / f"cpu-{digest.hexdigest()[:16]}.so"
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def _built() -> Path:
         # Two workers that start together compile once; the kernel drops the lock if one is killed.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
-            logger.info("compiling the CPU attention kernels (once)")
+            logger.info("compiling the CPU kernels (once)")
             _compile(compiler, flags, sources, target)
     return target
 
@@ -115,4 +115,13 @@ def _load(path: Path) -> ctypes.CDLL:
     library.diptych_scratch_floats.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     library.diptych_attend.restype = None
     library.diptych_attend.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    address, count = ctypes.c_void_p, ctypes.c_int64
+    for function, argument_types in (
+        (library.diptych_rms_norm, [address] * 3 + [count] * 2 + [ctypes.c_double] + [count] * 2),
+        (library.diptych_add_rms_norm, [address] * 4 + [count] * 2 + [ctypes.c_double] + [count] * 2),
+        (library.diptych_silu_and_multiply, [address] * 2 + [count] * 4),
+        (library.diptych_rotate, [address] * 4 + [count] * 6),
+    ):
+        function.restype = None
+        function.argtypes = argument_types
     return library

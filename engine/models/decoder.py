@@ -66,21 +66,24 @@ class DecoderLM:
         backend.begin_step(step)
         # The residual stream stays in float32: rounding it to bfloat16 at each of the 2 · layers additions
         # is the largest error of a half-precision forward (a quarter of it, measured on the default model).
-        x = F.embedding(input_ids, self._embedding).to(torch.float32)
+        residual = F.embedding(input_ids, self._embedding).to(torch.float32)
+        delta = torch.zeros_like(residual, dtype=self.dtype)
         for index, layer in enumerate(self._layers):
-            x = self._layer(index, layer, x, cos, sin, backend)
-        return self._norm(x, self._final_norm)
+            x = self._add_norm(residual, delta, layer.input_norm)
+            x = self._attention(index, layer, x, cos, sin, backend)
+            x = self._add_norm(residual, x, layer.post_norm)
+            delta = layer.down(self._ops.silu_and_multiply(layer.gate_up(x)))
+        return self._add_norm(residual, delta, self._final_norm)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[M, hidden] (the rows of `forward`'s result that need them) → [M, vocab] float32."""
         return self._lm_head(hidden).to(torch.float32)
 
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        normed = F.rms_norm(x.to(torch.float32), weight.shape, weight, self.config.rms_norm_eps)
-        return normed.to(self.dtype)
+    def _add_norm(self, residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return self._ops.add_rms_norm(residual, delta, weight, self.config.rms_norm_eps)
 
-    def _layer(
+    def _attention(
         self,
         index: int,
         layer: DecoderLayer,
@@ -91,14 +94,12 @@ class DecoderLM:
     ) -> torch.Tensor:
         config = self.config
         q_heads, kv_heads = config.num_q_heads, config.num_kv_heads
-        qkv = layer.qkv(self._norm(x, layer.input_norm)).view(-1, q_heads + 2 * kv_heads, config.head_dim)
+        qkv = layer.qkv(x).view(-1, q_heads + 2 * kv_heads, config.head_dim)
         q, k, v = qkv.split((q_heads, kv_heads, kv_heads), 1)
         if layer.q_norm is not None and layer.k_norm is not None:
-            q = self._ops.rotate(self._norm(q, layer.q_norm), cos, sin)
-            k = self._ops.rotate(self._norm(k, layer.k_norm), cos, sin)
+            q = self._ops.rotate(self._ops.rms_norm(q, layer.q_norm, config.rms_norm_eps), cos, sin)
+            k = self._ops.rotate(self._ops.rms_norm(k, layer.k_norm, config.rms_norm_eps), cos, sin)
         else:
             # q and k lie side by side: one rotation for both.
             q, k = self._ops.rotate(qkv[:, : q_heads + kv_heads], cos, sin).split((q_heads, kv_heads), 1)
-        x = x.add_(layer.o(backend.attend(index, q, k, v)))
-        gate, up = layer.gate_up(self._norm(x, layer.post_norm)).chunk(2, 1)
-        return x.add_(layer.down(F.silu(gate).mul_(up)))
+        return layer.o(backend.attend(index, q, k, v))

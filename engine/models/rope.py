@@ -171,7 +171,8 @@ class RotaryEmbedding:
     def table(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`positions` [N] → cos and *signed* sin, each [N, 1, head_dim] in the model's dtype.
 
-        The sign of rotate-half is in the sine, so that rotating is `x * cos + roll(x, head_dim / 2) * sin`; `PointwiseOps.rotate` does it.
+        The sign of rotate-half is in the sine, so that rotating is
+        `x * cos + roll(x, head_dim / 2) * sin` (`PointwiseOps.rotate`).
         """
         import torch
 
