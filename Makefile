@@ -21,7 +21,7 @@ serve: setup
 	$(BIN)/launch-local --model-path smollm2-135m-instruct --port 8000
 
 test: setup
-	$(BIN)/python -m pytest
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest
 
 lint: setup
 	$(BIN)/ruff check .

@@ -18,6 +18,11 @@ import msgspec
 _LENGTH_BYTES = 4
 _MAX_START_BYTES = 16 << 20
 
+# Read by the OpenMP runtime when torch is loaded. Its threads wait for each other by spinning, which is
+# fine while a process has its cores alone; with two workers on the same cores each spins away the other's
+# time. Measured, two workers on two cores: a decode step 303 ms spinning, 28 ms waiting; alone, no difference.
+COMPUTE_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive"}
+
 
 class StartError(Exception):
     """The start message on stdin is missing or damaged."""
@@ -63,7 +68,9 @@ class SchedulerProcess:
 
     def __init__(self, command: Sequence[str], start: SchedulerStart) -> None:
         # A process group of its own: Ctrl-C in a terminal reaches the frontend alone, which drains.
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, process_group=0, env={**COMPUTE_ENVIRONMENT, **os.environ}
+        )
         self._pidfd = os.pidfd_open(self._process.pid)
         self._loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[int] = self._loop.create_future()
