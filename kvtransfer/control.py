@@ -67,7 +67,8 @@ class ControlEndpoint:
         return sockets
 
     def link(self, target: str, address: str) -> None:
-        """Have a link to this process start; an existing one is kept."""
+        """Have a link to this process start; an existing one is kept. Raises `TransferError` for an address
+        that can't be one."""
         if target not in self._links:
             self._links[target] = PeerLink(self._context, address, target, self._heartbeat_interval)
 

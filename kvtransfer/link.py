@@ -5,6 +5,7 @@ from __future__ import annotations
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from diptych.kvtransfer.errors import TransferError
 from diptych.kvtransfer.wire import MAX_CONTROL_BYTES
 
 _MAX_CONNECT_ATTEMPTS = 5
@@ -32,7 +33,9 @@ def set_common_options(socket: zmq.Socket[bytes], heartbeat_interval: float) -> 
 
 class PeerLink:
     """A DEALER to one process start of one peer. Once down it is closed and never used again: what was
-    queued for a process that died must not reach the one that replaces it."""
+    queued for a process that died must not reach the one that replaces it.
+
+    Raises `TransferError` for an address that can't be one."""
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], address: str, target: str, heartbeat_interval: float
@@ -47,7 +50,11 @@ class PeerLink:
         self.was_up = False
         self._attempts = 0
         self._down: str | None = None
-        self.socket.connect(address)
+        try:
+            self.socket.connect(address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise TransferError(f"control address {address!r}: {error}") from error
 
     def send(self, frames: list[bytes]) -> None:
         """Queue a message. A queue that is full (the peer reads nothing) takes the link down."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from diptych.engine.kv_layout import Fingerprint
 from diptych.kvtransfer import wire
 from diptych.kvtransfer.backends.interface import TransferBackend
+from diptych.kvtransfer.bootstrap.client import RouteLookup
 from diptych.kvtransfer.bootstrap.route import RankAddress, Route
 from diptych.kvtransfer.control import ControlEndpoint
 from diptych.kvtransfer.identity import Identity
@@ -27,6 +28,7 @@ class PrefillPeers:
     def __init__(
         self,
         control: ControlEndpoint,
+        lookup: RouteLookup,
         backend: TransferBackend,
         fingerprint: Fingerprint,
         identity: Identity,
@@ -36,6 +38,7 @@ class PrefillPeers:
         world_size: int,
     ) -> None:
         self._control = control
+        self._lookup = lookup
         self._backend = backend
         self._fingerprint = fingerprint
         self._identity = identity
@@ -65,14 +68,11 @@ class PrefillPeers:
             differences.append(f"world size: {self._world_size} at decode, {len(route.ranks)} at prefill")
         return mismatch_text(differences)
 
-    def get(self, instance_id: str) -> PrefillPeer | None:
-        return self._known.get(instance_id)
-
     def greet(self, peer: PrefillPeer) -> None:
-        """Say hello once; `Welcome` or `Refused` follows."""
+        """Say hello once; `Welcome` or `Refused` follows. Raises `TransferError` for an address that can't
+        be one."""
         if peer.greeted_at is not None:
             return
-        peer.greeted_at = time.monotonic()
         hello = wire.Hello(
             identity=self._identity,
             control_address=self._control.address,
@@ -80,6 +80,7 @@ class PrefillPeers:
             endpoint=self._backend.endpoint(),
         )
         self.tell(peer.peer, hello)
+        peer.greeted_at = time.monotonic()
 
     def greeting(self) -> bool:
         """A first contact is under way."""
@@ -96,13 +97,19 @@ class PrefillPeers:
         return True
 
     def tell(self, peer: Peer, body: wire.ControlMessage) -> None:
-        """Over a new link if need be. Raises `WireError` for a message that is too large."""
+        """Over a new link if need be. Raises `TransferError` for an impossible address and `WireError` for a
+        message that is too large."""
         self._control.link(peer.instance_id, peer.control_address)
         self._control.send(peer.instance_id, body)
 
-    def lose(self, instance_id: str) -> PrefillPeer | None:
-        """Forget it: the next request looks it up and greets it afresh."""
-        peer = self._known.pop(instance_id, None)
-        if peer is not None and peer.greeted_at is not None and not peer.welcomed:
+    def lose(self, instance_id: str) -> Peer | None:
+        """Forget it: the next request looks it up and greets it afresh. None when it wasn't known."""
+        known = self._known.pop(instance_id, None)
+        if known is None:
+            return None
+        if known.greeted_at is not None and not known.welcomed:
             self._stats.handshake("refused")
-        return peer
+        self._control.unlink(instance_id)
+        if known.peer.bootstrap is not None:
+            self._lookup.invalidate(*known.peer.bootstrap)
+        return known.peer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from diptych.kvtransfer.probe import Peer
 from diptych.kvtransfer.states import RECEIVER_MOVES, Machine, ReceiverState
 
 
@@ -14,11 +15,15 @@ class ReceiverSession(Machine[ReceiverState]):
         self.bootstrap = bootstrap
         self.deadline: float | None = deadline
         """Of the current state, `time.monotonic()`."""
-        self.peer: str | None = None
-        """Instance id of the prefill worker, once looked up."""
+        self.peer: Peer | None = None
+        """The prefill worker, once looked up."""
         self.pages: list[int] = []
         self.first_page_index = 0
         self.num_prompt_tokens = 0
+
+    def is_with(self, instance_id: str) -> bool:
+        """The prefill worker of this room is that process."""
+        return self.peer is not None and self.peer.instance_id == instance_id
 
     def incomplete(self, num_pages: int, prompt_tokens: int, page_size: int) -> str | None:
         """Why what prefill reports doesn't fit what was reserved, or None."""

@@ -51,6 +51,7 @@ class DecodePeers:
         problem = self._problem(inbound.source, hello)
         if problem is None and inbound.source not in self._known:
             try:
+                self._control.link(inbound.source, hello.control_address)
                 self._backend.connect(inbound.source, hello.endpoint)
             except TransferError as error:
                 problem = str(error)

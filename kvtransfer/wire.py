@@ -8,6 +8,7 @@ decode is counted and dropped by the receiver; it never raises past `decode`'s `
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -103,7 +104,8 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
     lease: int
     """0 from a prefill that never saw a `Reserve`."""
     reason: str
-    status: int
+    status: Annotated[int, msgspec.Meta(ge=400, le=599)]
+    """HTTP status for the client."""
 
 
 class RoomDrained(msgspec.Struct, frozen=True, kw_only=True, tag="drained"):

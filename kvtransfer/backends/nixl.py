@@ -31,6 +31,7 @@ from diptych.kvtransfer.wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
 
+_MAX_ADDRESS = 1 << 57
 _SENDING_POLL_S = 0.0001
 _RECEIVING_POLL_S = 0.0005
 _WIRE_UP_S = 1.0
@@ -65,7 +66,10 @@ class NixlBackend(TransferBackend):
     def connect(self, peer: str, endpoint: Endpoint) -> None:
         if endpoint.backend != self.name:
             raise TransferError(f"transfer backend: {self.name} here, {endpoint.backend} at the peer")
-        if endpoint.page_bytes != self._page_bytes or endpoint.num_pages < 1:
+        end = endpoint.base_address + endpoint.num_pages * endpoint.page_bytes
+        if endpoint.num_pages < 1 or endpoint.base_address < 0 or end > _MAX_ADDRESS:
+            raise TransferError("the peer's slab is at an impossible address")
+        if endpoint.page_bytes != self._page_bytes:
             raise TransferError(f"page bytes: {self._page_bytes} here, {endpoint.page_bytes} at the peer")
         self._peers[peer] = endpoint.num_pages
         self._owner.do(lambda: self._owner.connect(peer, endpoint))
@@ -89,6 +93,8 @@ class NixlBackend(TransferBackend):
         return write
 
     def poll(self, write: PageWrite) -> WriteState:
+        if write.state is WriteState.IN_FLIGHT and not self._owner.is_alive():
+            raise TransferError("the thread that drives nixl has died")
         return write.state
 
     def expect_writes(self, expected: bool) -> None:

@@ -20,6 +20,8 @@ import msgspec
 import torch
 import zmq
 from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+
 from diptych.engine.kv_layout import Fingerprint
 from diptych.kvtransfer.backends.registry import make_backend
 from diptych.kvtransfer.bootstrap.client import register
@@ -32,7 +34,6 @@ from diptych.kvtransfer.sender import PrefillSender
 from diptych.kvtransfer.settings import TransferSettings
 from diptych.kvtransfer.stats import TransferStats
 from diptych.kvtransfer.wire import AuxBlock
-from prometheus_client import CollectorRegistry, generate_latest
 
 PAGE_BYTES = 368_640
 

@@ -12,6 +12,8 @@ import pytest
 import torch
 import zmq
 from aiohttp import web
+from prometheus_client import CollectorRegistry
+
 from diptych.engine.kv_layout import Fingerprint
 from diptych.kvtransfer.backends.fake import FakeBackend, FakeFabric
 from diptych.kvtransfer.bootstrap.client import register
@@ -23,7 +25,6 @@ from diptych.kvtransfer.sender import PrefillSender
 from diptych.kvtransfer.settings import TransferSettings
 from diptych.kvtransfer.stats import TransferStats
 from diptych.kvtransfer.wire import AuxBlock
-from prometheus_client import CollectorRegistry
 
 PAGE_SIZE = 4
 PAGE_BYTES = 64
@@ -87,7 +88,9 @@ class Side:
     events: list[TransferEvent] = field(default_factory=list)
 
     def metric(self, name: str, **labels: str) -> float:
-        return self.registry.get_sample_value(f"diptych_transfer_{name}", {"backend": "fake", **labels}) or 0.0
+        return (
+            self.registry.get_sample_value(f"diptych_transfer_{name}", {"backend": "fake", **labels}) or 0.0
+        )
 
 
 class Pair:
@@ -109,9 +112,7 @@ class Pair:
         slab = torch.randint(0, 255, (NUM_PAGES, PAGE_BYTES), dtype=torch.uint8)
         registry = CollectorRegistry()
         identity = Identity.current()
-        backend = FakeBackend(
-            slab, page_bytes=PAGE_BYTES, agent=identity.instance_id, fabric=self.fabric
-        )
+        backend = FakeBackend(slab, page_bytes=PAGE_BYTES, agent=identity.instance_id, fabric=self.fabric)
         values: dict[str, object] = {"fingerprint": fingerprint(), "settings": self.settings}
         manager = make(
             backend=backend,

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import zmq
+
 from diptych.kvtransfer.errors import DuplicateRoom, UnknownRoom
 from diptych.kvtransfer.events import DestinationReady, Drained, Failed, HandshakeDone, Received
 from diptych.kvtransfer.states import ReceiverState, SenderState
@@ -256,9 +257,7 @@ def test_vanished_decode_fails_its_rooms_at_prefill_only(pair: Pair) -> None:
     ],
     ids=["one frame", "no msgpack", "empty", "version", "nested", "frames"],
 )
-def test_garbage_on_the_control_port_is_counted_and_changes_nothing(
-    pair: Pair, frames: list[bytes]
-) -> None:
+def test_garbage_on_the_control_port_is_counted_and_changes_nothing(pair: Pair, frames: list[bytes]) -> None:
     prefill, decode = pair.prefill(), pair.decode()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     stranger = context.socket(zmq.DEALER)

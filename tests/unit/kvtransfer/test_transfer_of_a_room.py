@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from diptych.kvtransfer.errors import DuplicateRoom, TransferError, UnknownRoom
 from diptych.kvtransfer.events import DestinationReady, Failed, HandshakeDone, Received, Sent
 from diptych.kvtransfer.states import SenderState

@@ -1,0 +1,170 @@
+"""The rooms of a decode worker: their failures, their quarantined pages, and how they end."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from diptych.kvtransfer import wire
+from diptych.kvtransfer.events import Drained, Failed, HandshakeDone, Received, TransferEvent
+from diptych.kvtransfer.probe import DeathProbe
+from diptych.kvtransfer.quarantine import Held, Quarantine
+from diptych.kvtransfer.receiver_peers import PrefillPeers
+from diptych.kvtransfer.receiver_session import ReceiverSession
+from diptych.kvtransfer.settings import TransferSettings
+from diptych.kvtransfer.states import ReceiverState
+from diptych.kvtransfer.stats import TransferStats
+
+logger = logging.getLogger(__name__)
+
+
+class ReceiverRooms:
+    """Sessions by room, and every move they make. The owner passes on what peers and the scheduler say."""
+
+    def __init__(
+        self,
+        page_size: int,
+        page_bytes: int,
+        peers: PrefillPeers,
+        probe: DeathProbe,
+        settings: TransferSettings,
+        stats: TransferStats,
+    ) -> None:
+        """`page_size` in tokens."""
+        self._page_size = page_size
+        self._page_bytes = page_bytes
+        self._peers = peers
+        self._probe = probe
+        self._settings = settings
+        self._stats = stats
+        heartbeat = settings.heartbeat_interval
+        self._quarantine = Quarantine(ask_interval=2 * heartbeat, settle=heartbeat)
+        self.sessions: dict[int, ReceiverSession] = {}
+        self.events: list[TransferEvent] = []
+
+    def next_deadline(self) -> float | None:
+        candidates = [s.deadline for s in self.sessions.values()]
+        candidates.append(self._quarantine.next_deadline())
+        return min((c for c in candidates if c is not None), default=None)
+
+    def take_events(self) -> list[TransferEvent]:
+        events, self.events = self.events, []
+        return events
+
+    def _session_of(self, source: str, room: int, lease: int) -> ReceiverSession | None:
+        """The session a message from prefill is about; None when it is about none."""
+        session = self.sessions.get(room)
+        if session is None or not session.is_with(source) or session.lease != lease:
+            return None
+        return session
+
+    def agree(self, instance_id: str) -> None:
+        """That prefill worker has accepted this one."""
+        for session in self.sessions.values():
+            if session.is_with(instance_id) and session.state is ReceiverState.HANDSHAKING:
+                session.move(ReceiverState.AGREED)
+                session.deadline = None
+                self.events.append(HandshakeDone(session.room))
+
+    def complete(self, source: str, complete: wire.Complete) -> None:
+        session = self._session_of(source, complete.room, complete.lease)
+        if session is None:
+            self._stats.control_dropped("foreign")
+            return
+        if session.state is ReceiverState.RECEIVING:
+            aux = complete.aux
+            problem = session.incomplete(complete.num_pages, aux.prompt_tokens, self._page_size)
+            if aux.room != session.room:
+                problem = f"the aux block is stamped with room {aux.room}, not {session.room}"
+            if problem is None:
+                session.move(ReceiverState.DONE)
+                del self.sessions[session.room]
+                self._stats.received(complete.num_pages, self._page_bytes)
+                self.events.append(Received(session.room, aux))
+                return
+            self.fail(session, problem, 502, "protocol", tell=False)
+        # Every write was final before prefill sent this, whatever became of the room since.
+        self._quarantine.drained(source, complete.room, complete.lease, True, time.monotonic())
+
+    def aborted(self, source: str, abort: wire.Abort) -> None:
+        session = self._session_of(source, abort.room, abort.lease)
+        if session is None:
+            self._stats.control_dropped("foreign")
+        elif session.state is not ReceiverState.DRAINING:
+            self.fail(session, abort.reason, abort.status, "peer", tell=False)
+
+    def room_drained(self, source: str, drained: wire.RoomDrained) -> None:
+        session = self._session_of(source, drained.room, drained.lease)
+        if session is not None and session.state is ReceiverState.RECEIVING:
+            # Prefill's abort got lost on the way.
+            self.fail(session, "the prefill worker gave the room up", 502, "peer", tell=False)
+        self._quarantine.drained(source, drained.room, drained.lease, drained.clean, time.monotonic())
+
+    def lose_peer(self, instance_id: str, reason: str, kind: str) -> None:
+        peer = self._peers.lose(instance_id)
+        if peer is None:
+            return
+        logger.warning("prefill worker at %s lost: %s", peer.control_address, reason)
+        for session in list(self.sessions.values()):
+            if session.is_with(instance_id) and session.state is not ReceiverState.DRAINING:
+                self.fail(session, reason, 502, kind, tell=False)
+
+    def fail(
+        self, session: ReceiverSession, reason: str, status: int, kind: str, *, tell: bool = True
+    ) -> None:
+        """`tell`: let prefill know; not when it said so itself, or is lost."""
+        reserved = session.state is ReceiverState.RECEIVING
+        peer = session.peer
+        session.move(ReceiverState.FAILED)
+        session.deadline = None
+        self._stats.failed(kind)
+        if tell and peer is not None:
+            self._peers.tell(
+                peer, wire.Abort(room=session.room, lease=session.lease, reason=reason, status=status)
+            )
+        self.events.append(Failed(session.room, reason, status, not reserved))
+        if not reserved:
+            session.move(ReceiverState.DRAINED)
+            del self.sessions[session.room]
+            return
+        assert peer is not None
+        session.move(ReceiverState.DRAINING)
+        ask_at = time.monotonic() + 2 * self._settings.heartbeat_interval
+        self._quarantine.add(
+            Held(session.room, session.lease, len(session.pages), peer, reason, status, ask_at)
+        )
+        self._stats.quarantined_pages.set(self._quarantine.num_pages)
+
+    def check_deadlines(self, now: float) -> None:
+        for session in list(self.sessions.values()):
+            if session.deadline is None or session.deadline > now:
+                continue
+            state = session.state.value
+            self._stats.deadline_hit(state)
+            if session.state is ReceiverState.RECEIVING:
+                limit = self._settings.receive_timeout
+                reason = f"prefill did not deliver the pages within {limit:g} s (state: {state})"
+            else:
+                limit = self._settings.handshake_timeout
+                reason = f"no agreement with the prefill worker within {limit:g} s (state: {state})"
+            self.fail(session, reason, 504, "deadline")
+
+    def declare_dead(self, instance_id: str) -> None:
+        """Its process has ended: it can post nothing any more."""
+        self._quarantine.dead(instance_id, time.monotonic())
+
+    def tend_quarantine(self, now: float) -> None:
+        for instance_id, proof in self._probe.take():
+            logger.info("prefill worker %s is gone: %s", instance_id, proof)
+            self.declare_dead(instance_id)
+        for held in self._quarantine.to_ask(now):
+            abort = wire.Abort(room=held.room, lease=held.lease, reason=held.reason, status=held.status)
+            self._peers.tell(held.peer, abort)
+            self._probe.submit(held.peer)
+        released = self._quarantine.released(now)
+        for held in released:
+            session = self.sessions.pop(held.room)
+            session.move(ReceiverState.DRAINED)
+            self.events.append(Drained(held.room))
+        if released:
+            self._stats.quarantined_pages.set(self._quarantine.num_pages)
