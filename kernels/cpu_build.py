@@ -95,6 +95,8 @@ def _cache_dir() -> Path:
 
 
 def _compile(compiler: str, flags: list[str], sources: list[Path], target: Path) -> None:
+    for left_over in target.parent.glob("*.partial-*"):  # by a compilation that was killed
+        left_over.unlink()
     partial = target.with_suffix(f".partial-{os.getpid()}")
     command = [compiler, *flags, "-shared", *map(str, sources), "-o", str(partial)]
     try:

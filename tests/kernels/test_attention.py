@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -142,3 +147,37 @@ def test_auto_names_a_concrete_backend() -> None:
     assert resolve_attention_backend(None, "cpu") in available_attention_backends("cpu")
     assert resolve_attention_backend("auto", "cpu") == resolve_attention_backend(None, "cpu")
     assert resolve_attention_backend("torch_native", "cpu") == "torch_native"
+
+
+BUILD = """
+import logging, sys
+logging.basicConfig(format="%(message)s")
+from diptych.kernels.registry import available_attention_backends, resolve_attention_backend
+print(available_attention_backends("cpu"), resolve_attention_backend("auto", "cpu"))
+"""
+
+
+def run_build(**env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", BUILD], env=os.environ | env, capture_output=True, text=True, check=True
+    )
+
+
+def test_no_compiler_leaves_torch_native_and_says_why(tmp_path: Path) -> None:
+    done = run_build(CXX="no-such-compiler", XDG_CACHE_HOME=str(tmp_path))
+    assert done.stdout.strip() == "['torch_native'] torch_native"
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "no-such-compiler" in done.stderr
+
+
+def test_a_compiler_that_fails_leaves_torch_native_and_no_debris(tmp_path: Path) -> None:
+    done = run_build(CXX="false", XDG_CACHE_HOME=str(tmp_path))
+    assert done.stdout.strip() == "['torch_native'] torch_native"
+    assert "failed" in done.stderr
+    assert [p.name for p in (tmp_path / "diptych" / "kernels").iterdir()] == [".lock"]
+
+
+def test_an_unwritable_cache_leaves_torch_native(tmp_path: Path) -> None:
+    (tmp_path / "diptych").write_text("a file in the way")
+    done = run_build(XDG_CACHE_HOME=str(tmp_path))
+    assert done.stdout.strip() == "['torch_native'] torch_native"
