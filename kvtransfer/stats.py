@@ -75,5 +75,5 @@ class TransferStats:
         self._deadlines.labels(self._backend, state).inc()
 
     def control_dropped(self, reason: str) -> None:
-        """`malformed`, `version`, `target`, `foreign` or `unexpected`."""
+        """`malformed`, `version`, `target`, `foreign`, `refused` or `unexpected`."""
         self._dropped.labels(self._backend, reason).inc()

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_ADDRESS = 1 << 57
 _SENDING_POLL_S = 0.0001
-_RECEIVING_POLL_S = 0.0005
+_RECEIVING_POLL_S = 0.001
 _WIRE_UP_S = 1.0
 """How long after `connect` the agent is driven at least, so that both ends finish wiring up."""
 _CLOSE_TIMEOUT_S = 10.0
