@@ -86,6 +86,8 @@ class ModelRunner:
             first += chunk.length
         for chunk in chunks:
             chunk.request.num_computed += chunk.length
+        if not rows:
+            return torch.empty((0, self.model.config.vocab_size), dtype=torch.float32, device=self._device)
         return self.model.logits(hidden[rows])
 
     @torch.inference_mode()

@@ -61,7 +61,7 @@ class DecoderLM:
         self, input_ids: torch.Tensor, step: AttentionStep, backend: AttentionBackend
     ) -> torch.Tensor:
         """`input_ids` [N] int64, the new tokens of all sequences in `step`'s order; their K and V are
-        stored through `backend`. Returns the hidden states [N, hidden] after the final norm."""
+        stored through `backend`. Returns the float32 hidden states [N, hidden] after the final norm."""
         cos, sin = self._rotary.table(step.positions)
         backend.begin_step(step)
         # The residual stream stays in float32: rounding it to bfloat16 at each of the 2 · layers additions
@@ -73,12 +73,14 @@ class DecoderLM:
             x = self._attention(index, layer, x, cos, sin, backend)
             x = self._add_norm(residual, x, layer.post_norm)
             delta = layer.down(self._ops.silu_and_multiply(layer.gate_up(x)))
-        return self._add_norm(residual, delta, self._final_norm)
+        return F.rms_norm(
+            residual.add_(delta), self._final_norm.shape, self._final_norm, self.config.rms_norm_eps
+        )
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[M, hidden] (the rows of `forward`'s result that need them) → [M, vocab] float32."""
-        return self._lm_head(hidden).to(torch.float32)
+        return self._lm_head(hidden)
 
     def _add_norm(self, residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return self._ops.add_rms_norm(residual, delta, weight, self.config.rms_norm_eps)

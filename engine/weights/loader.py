@@ -11,7 +11,7 @@ import torch
 from diptych.engine.models.config import ModelConfig
 from diptych.engine.models.decoder import DecoderLayer, DecoderLM
 from diptych.engine.models.errors import InvalidModelError, UnsupportedModelError
-from diptych.engine.models.linear import Linear, make_linear, resolve_linear_backend
+from diptych.engine.models.linear import Linear, make_head, make_linear, resolve_linear_backend
 from diptych.engine.weights.tensors import DummySource, SafetensorsSource, TensorSource
 
 logger = logging.getLogger(__name__)
@@ -158,7 +158,7 @@ class _Builder:
         weight = embedding
         if weight is None:
             weight = self._fused({"lm_head.weight": self._config.vocab_size}, self._config.hidden_size)
-        return make_linear(self._linear_backend, weight, None)
+        return make_head(self._linear_backend, weight)
 
     def vector(self, name: str, size: int) -> torch.Tensor:
         """A norm's weight, in float32 as norms are computed."""
