@@ -37,7 +37,7 @@ class PointwiseOps(ABC):
 
     @abstractmethod
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """`x` [N, heads, D]; `cos` and signed `sin` [N, 1, D] as `RotaryEmbedding.table` gives them."""
+        """`x` [N, heads, D]; `cos` and signed `sin` [N, 1, D] float32 as `RotaryEmbedding.table` gives them."""
 
 
 class TorchPointwise(PointwiseOps):
@@ -56,7 +56,7 @@ class TorchPointwise(PointwiseOps):
         return F.silu(gate).mul_(up)
 
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        return (x * cos).addcmul_(x.roll(x.shape[2] // 2, -1), sin)
+        return (x * cos).addcmul_(x.roll(x.shape[2] // 2, -1), sin).to(x.dtype)
 
 
 class CpuPointwise(PointwiseOps):

@@ -54,7 +54,7 @@ class DecoderLM:
         self._final_norm = final_norm
         self._lm_head = lm_head
         self._ops = make_pointwise(self.device, self.dtype)
-        self._rotary = RotaryEmbedding(config.rope, config.head_dim, self.device, self.dtype)
+        self._rotary = RotaryEmbedding(config.rope, config.head_dim, self.device)
 
     @torch.inference_mode()
     def forward(

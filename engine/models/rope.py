@@ -163,13 +163,12 @@ def _yarn(rope: RopeConfig, inv_freq: torch.Tensor, head_dim: int) -> torch.Tens
 class RotaryEmbedding:
     """cos and sin of a step's positions, computed once per step and shared by all layers."""
 
-    def __init__(self, rope: RopeConfig, head_dim: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, rope: RopeConfig, head_dim: int, device: torch.device) -> None:
         self._inv_freq = inverse_frequencies(rope, head_dim).to(device)
         self._scale = rope.attention_factor
-        self._dtype = dtype
 
     def table(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`positions` [N] → cos and *signed* sin, each [N, 1, head_dim] in the model's dtype.
+        """`positions` [N] → cos and *signed* sin, each [N, 1, head_dim] float32.
 
         The sign of rotate-half is in the sine, so that rotating is
         `x * cos + roll(x, head_dim / 2) * sin` (`PointwiseOps.rotate`).
@@ -180,6 +179,6 @@ class RotaryEmbedding:
         cos, sin = angles.cos(), angles.sin()
         if self._scale != 1.0:
             cos, sin = cos * self._scale, sin * self._scale
-        cos = torch.cat((cos, cos), 1).to(self._dtype).unsqueeze(1)
-        sin = torch.cat((-sin, sin), 1).to(self._dtype).unsqueeze(1)
+        cos = torch.cat((cos, cos), 1).unsqueeze(1)
+        sin = torch.cat((-sin, sin), 1).unsqueeze(1)
         return cos, sin

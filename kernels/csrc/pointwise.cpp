@@ -68,7 +68,7 @@ void silu_and_multiply_row(const T* gate, const T* up, T* out, int64_t columns) 
 }
 
 template <class T>
-void rotate_head(const T* x, const T* cos, const T* sin, T* out, int64_t half) {
+void rotate_head(const T* x, const float* cos, const float* sin, T* out, int64_t half) {
   for (int64_t i = 0; i < half; i += kLanes) {
     const int left = (int)(half - i);
     vfloat a = load_upto(x + i, left), b = load_upto(x + half + i, left);
@@ -105,7 +105,7 @@ void silu_and_multiply(const T* gate_up, T* out, int64_t rows, int64_t columns, 
 }
 
 template <class T>
-void rotate(const T* x, const T* cos, const T* sin, T* out, int64_t rows, int64_t stride, int64_t heads, int64_t dim,
+void rotate(const T* x, const float* cos, const float* sin, T* out, int64_t rows, int64_t stride, int64_t heads, int64_t dim,
             int64_t threads) {
 #pragma omp parallel for num_threads(threads_for(rows * heads * dim, threads))
   for (int64_t r = 0; r < rows; r++)
@@ -117,7 +117,7 @@ void rotate(const T* x, const T* cos, const T* sin, T* out, int64_t rows, int64_
 
 extern "C" {
 
-// `type` is kFloat32 or kBFloat16, of all tensors but norm weights and the residual, which are float32.
+// `type` is kFloat32 or kBFloat16, of all tensors but norm weights, the residual, cos and sin, which are float32.
 void diptych_rms_norm(const void* x, const float* weight, void* out, int64_t rows, int64_t columns, double eps,
                       int64_t type, int64_t threads) {
   if (type == kFloat32)
@@ -142,12 +142,11 @@ void diptych_silu_and_multiply(const void* gate_up, void* out, int64_t rows, int
     silu_and_multiply((const bfloat16*)gate_up, (bfloat16*)out, rows, columns, threads);
 }
 
-void diptych_rotate(const void* x, const void* cos, const void* sin, void* out, int64_t rows, int64_t stride,
+void diptych_rotate(const void* x, const float* cos, const float* sin, void* out, int64_t rows, int64_t stride,
                     int64_t heads, int64_t dim, int64_t type, int64_t threads) {
   if (type == kFloat32)
-    rotate((const float*)x, (const float*)cos, (const float*)sin, (float*)out, rows, stride, heads, dim, threads);
+    rotate((const float*)x, cos, sin, (float*)out, rows, stride, heads, dim, threads);
   else
-    rotate((const bfloat16*)x, (const bfloat16*)cos, (const bfloat16*)sin, (bfloat16*)out, rows, stride, heads, dim,
-           threads);
+    rotate((const bfloat16*)x, cos, sin, (bfloat16*)out, rows, stride, heads, dim, threads);
 }
 }
