@@ -21,7 +21,7 @@ serve: setup
 	$(BIN)/launch-local --model-path smollm2-135m-instruct --port 8000
 
 test: setup
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest
+	GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest
 
 lint: setup
 	$(BIN)/ruff check .
