@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
 from aiohttp import web
 
 from diptych.server.body import decode_json, read_body
@@ -77,6 +78,8 @@ async def _plan(frontend: Frontend, asked: GenerateRequest) -> tuple[list[Prompt
     plans, reports = [], []
     for number, prompt in enumerate(prompts):
         fields = params[number]
+        if fields.seed is None:
+            fields = msgspec.structs.replace(fields, seed=fields.sampling_seed)
         size = len(prompt.ids)
         start = whole(starts[number], -1, -1, size, "logprob_start_len")
         report = _Logprobs(

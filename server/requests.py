@@ -95,6 +95,8 @@ class NativeSampling(SamplingFields, kw_only=True):
 
     max_new_tokens: int | None = None
     min_new_tokens: int | None = None
+    sampling_seed: int | None = None
+    """Another name of `seed`."""
 
 
 class GenerateRequest(PairFields, kw_only=True):

@@ -7,13 +7,14 @@ from support.cluster import MODEL
 from support.oracle import GreedyOracle, greedy_oracle
 from support.processes import eventually_no_processes
 
+from diptych.engine.weights.cache import default_cache_dir
 from diptych.engine.weights.source import prepare_model
 
 
 @pytest.fixture(scope="session")
 def model_dir() -> Path:
     """The default model, converted; the same directory that the workers load."""
-    return prepare_model(MODEL, cache_dir=None, revision=None, load_format="auto", report=print)
+    return prepare_model(MODEL, cache_dir=default_cache_dir(), report=print)
 
 
 @pytest.fixture(scope="session")

@@ -38,12 +38,13 @@ def test_bytes_are_pages_times_page_bytes_and_decode_never_runs_the_prompt(clust
     page_bytes = 30 * 2 * 3 * PAGE_SIZE * 64 * 2  # layers, K and V, KV heads, tokens, head_dim, bfloat16
     assert prefill("diptych_transfer_pages_total") == pages
     assert prefill("diptych_transfer_bytes_total") == pages * page_bytes
-    assert prefill("diptych_transfer_seconds_sum") > 0
+    assert prefill("diptych_transfer_write_seconds_sum") > 0
     # Pages of one prompt are adjacent on both sides: one descriptor per chunk that was sent.
     chunks = sum(-(-length // 512) for length in lengths)
     assert 0 < prefill("diptych_transfer_descriptors_total") <= chunks
 
     assert prefill("diptych_prefill_tokens_total") == sum(lengths)
     assert decode("diptych_prefill_tokens_total") == 0
+    assert decode("diptych_transfer_bytes_received_total") == pages * page_bytes
     assert decode("diptych_decode_tokens_total") == 4 * len(lengths)
     assert prefill("diptych_decode_tokens_total") == 0

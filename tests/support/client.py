@@ -16,11 +16,11 @@ class Client:
         self.url = url
 
     def get(self, path: str) -> tuple[int, Any]:
-        return asyncio.run(self._request("GET", path, None))
+        return asyncio.run(self.request("GET", path, None))
 
     def post(self, path: str, body: Any) -> tuple[int, Any]:
         """`body`: JSON-able, or bytes sent as they are."""
-        return asyncio.run(self._request("POST", path, body))
+        return asyncio.run(self.request("POST", path, body))
 
     def ok(self, path: str, body: Any) -> Any:
         status, answer = self.post(path, body)
@@ -32,7 +32,7 @@ class Client:
 
         async def one(i: int, body: Any) -> tuple[int, Any]:
             await asyncio.sleep(i * stagger)
-            return await self._request("POST", path, body)
+            return await self.request("POST", path, body)
 
         async def everything() -> list[tuple[int, Any]]:
             return list(await asyncio.gather(*(one(i, body) for i, body in enumerate(bodies))))
@@ -53,7 +53,7 @@ class Client:
 
     def metrics(self) -> dict[str, float]:
         """Prometheus samples by `name{labels}`."""
-        status, text = asyncio.run(self._request("GET", "/metrics", None))
+        status, text = asyncio.run(self.request("GET", "/metrics", None))
         assert status == 200
         rows = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in rows}
@@ -75,7 +75,7 @@ class Client:
 
             yield events()
 
-    async def _request(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+    async def request(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         options: dict[str, Any] = {}
         if isinstance(body, bytes):
             options = {"data": body, "headers": {"Content-Type": "application/json"}}
