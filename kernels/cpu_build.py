@@ -23,18 +23,15 @@ logger = logging.getLogger(__name__)
 
 _SOURCES = Path(__file__).parent / "csrc"
 _FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi"]
-_INSTRUCTION_SETS = {
-    "AVX512": [
-        "-mavx512f",
-        "-mavx512bw",
-        "-mavx512dq",
-        "-mavx512vl",
-        "-mavx2",
-        "-mfma",
-        "-mprefer-vector-width=512",
-    ],
-    "AVX2": ["-mavx2", "-mfma"],
+_AVX2 = ["-mavx2", "-mfma"]
+_AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", *_AVX2, "-mprefer-vector-width=512"]
+INSTRUCTION_SETS = {
+    "AVX512_BF16": [*_AVX512, "-mavx512bf16"],
+    "AVX512": _AVX512,
+    "AVX2": _AVX2,
+    "DEFAULT": [],
 }
+"""Compiler flags, from most to least; each machine that has one also has those below it."""
 _COMPILE_SECONDS = 300
 
 
@@ -45,10 +42,32 @@ class KernelBuildError(Exception):
 @functools.cache
 def load_cpu_kernels() -> ctypes.CDLL:
     """The library, compiled at the first call on this machine (a few seconds). Raises `KernelBuildError`."""
+    first, *fewer = supported_instruction_sets()
     try:
-        return _load(_built())
+        return load_cpu_kernels_for(first)
+    except KernelBuildError:
+        # A compiler may be older than the machine: GCC knows AVX512-BF16 from version 10 on.
+        if first != "AVX512_BF16":
+            raise
+        return load_cpu_kernels_for(fewer[0])
+
+
+def load_cpu_kernels_for(instruction_set: str) -> ctypes.CDLL:
+    """`instruction_set`: one of `supported_instruction_sets()`. Raises `KernelBuildError`."""
+    try:
+        return _load(_built(INSTRUCTION_SETS[instruction_set]))
     except OSError as error:
         raise KernelBuildError(f"the compiled kernels can't be loaded: {error}") from error
+
+
+def supported_instruction_sets() -> list[str]:
+    """Those of `INSTRUCTION_SETS` that torch reports for this machine, from most to least."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    names = list(INSTRUCTION_SETS)
+    supported = names[names.index(capability if capability in names else "DEFAULT") :]
+    if capability == "AVX512" and torch.cpu._is_avx512_bf16_supported():
+        supported.insert(0, "AVX512_BF16")
+    return supported
 
 
 @functools.cache
@@ -62,11 +81,11 @@ def cpu_kernels_available() -> bool:
     return True
 
 
-def _built() -> Path:
+def _built(instruction_flags: list[str]) -> Path:
     compiler = next((path for name in _compilers() if (path := shutil.which(name))), None)
     if compiler is None:
         raise KernelBuildError(f"no C++ compiler (looked for {', '.join(_compilers())})")
-    flags = _FLAGS + _INSTRUCTION_SETS.get(torch.backends.cpu.get_cpu_capability(), [])
+    flags = _FLAGS + instruction_flags
     sources = sorted(_SOURCES.glob("*.cpp"))
     digest = hashlib.sha256("\0".join([platform.machine(), compiler, *flags]).encode())
     for file in [*sources, *sorted(_SOURCES.glob("*.h"))]:

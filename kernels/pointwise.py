@@ -37,7 +37,7 @@ class PointwiseOps(ABC):
 
     @abstractmethod
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """`x` [N, heads, D]; `cos` and signed `sin` [N, 1, D] float32 as `RotaryEmbedding.table` gives them."""
+        """`x` [N, heads, D]; `cos` and signed `sin` [N, 1, D] float32, as from `RotaryEmbedding.table`."""
 
 
 class TorchPointwise(PointwiseOps):

@@ -5,9 +5,10 @@
 // keys start at fixed positions: a row's result doesn't depend on how its prompt was cut into chunks.
 #include <math.h>
 
+#include <algorithm>
 #include <vector>
 
-#include "attention.h"
+#include "prefill.h"
 #include "simd.h"
 
 namespace {
@@ -187,12 +188,15 @@ void run_for_slab(const AttentionCall& c) {
 
 }  // namespace
 
+// Of either form: which one runs depends on the queries, and those come later.
 int64_t prefill_scratch_floats(const AttentionCall& c) {
   int64_t longest = 0;
   for (int64_t b = 0; b < c.sequences; b++) longest = c.seq_lens[b] > longest ? c.seq_lens[b] : longest;
-  return c.kv_heads * round_up(longest, kKeys) * (c.head_dim + round_up(c.head_dim, kPanel));
+  const int64_t floats = c.kv_heads * round_up(longest, kKeys) * (c.head_dim + round_up(c.head_dim, kPanel));
+  return std::max(floats, c.slab_type == kBFloat16 ? prefill_bf16_scratch_floats(c) : 0);
 }
 
 void prefill_attention(const AttentionCall& c) {
+  if (c.slab_type == kBFloat16 && c.q_type == kBFloat16 && prefill_bf16_available()) return prefill_attention_bf16(c);
   c.q_type == kFloat32 ? run_for_slab<float>(c) : run_for_slab<bfloat16>(c);
 }
