@@ -215,8 +215,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json:
         args.json.write_bytes(msgspec.json.format(msgspec.json.encode(comparison)))
     loads = [s for r in results.values() for s in (r.prefill, r.decode_alone, r.decode_streams)]
-    for error in sorted({e for s in loads for e in s.errors}):
-        print(f"failed: {error}", file=sys.stderr)
+    for reason in sorted({reason for s in loads for reason in s.errors}):
+        print(f"failed: {reason}", file=sys.stderr)
     return 1 if any(s.failed for s in loads) else 0
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from diptych.common_config import printing
 from diptych.common_config.declare import Leaf
@@ -132,8 +133,7 @@ def parse_command_line(program: Program, argv: Sequence[str] | None = None) -> L
     `--help` and `--print-config` print and exit with 0; problems go to stderr, all in one message, with 2."""
     words = read_words(program, sys.argv[1:] if argv is None else argv)
     if words.help:
-        print(printing.help_text(program))
-        raise SystemExit(0)
+        _print_and_exit(printing.help_text(program))
     try:
         record = resolve(program, flags=words.flags, file=words.config, env=os.environ)
         problems: tuple[str, ...] = ()
@@ -144,6 +144,16 @@ def parse_command_line(program: Program, argv: Sequence[str] | None = None) -> L
         print(printing.problem_text(program, problems), file=sys.stderr)
         raise SystemExit(2)
     if words.print_config is not None:
-        print(printing.config_json(record) if words.print_config == "json" else printing.config_text(record))
-        raise SystemExit(0)
+        as_json = words.print_config == "json"
+        _print_and_exit(printing.config_json(record) if as_json else printing.config_text(record))
     return record
+
+
+def _print_and_exit(text: str) -> NoReturn:
+    """Also when the reader has seen enough (`| head`)."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # What is left in the buffer would raise again when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(0)

@@ -218,6 +218,8 @@ class Scheduler(ABC):
     def _flush_cache(self, call_id: int) -> FlushReply:
         if self.requests:
             return FlushReply(call_id=call_id, ok=False, message=f"{len(self.requests)} requests are running")
+        if not self.settled():
+            return FlushReply(call_id=call_id, ok=False, message="a failed transfer is still draining")
         dropped = self.pool.flush_cache()
         return FlushReply(call_id=call_id, ok=True, message=f"{dropped} pages dropped")
 

@@ -63,7 +63,8 @@ class ReceiverRooms:
         for session in self.sessions.values():
             if session.is_with(instance_id) and session.state is ReceiverState.HANDSHAKING:
                 session.move(ReceiverState.AGREED)
-                session.deadline = None
+                # Prefill waits as long for the reservation; after that its side of the room is gone.
+                session.deadline = time.monotonic() + self._settings.bootstrap_timeout
                 self.events.append(HandshakeDone(session.room))
 
     def complete(self, source: str, complete: wire.Complete) -> None:
@@ -144,6 +145,9 @@ class ReceiverRooms:
             if session.state is ReceiverState.RECEIVING:
                 limit = self._settings.receive_timeout
                 reason = f"prefill did not deliver the pages within {limit:g} s (state: {state})"
+            elif session.state is ReceiverState.AGREED:
+                limit = self._settings.bootstrap_timeout
+                reason = f"no KV pages became free for the prompt within {limit:g} s (state: {state})"
             else:
                 limit = self._settings.handshake_timeout
                 reason = f"no agreement with the prefill worker within {limit:g} s (state: {state})"

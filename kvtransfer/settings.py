@@ -9,14 +9,15 @@ from dataclasses import dataclass
 class TransferSettings:
     """All in seconds. Leaves of the `disagg` bag fill it; nothing here reads configuration."""
 
-    handshake_timeout: float = 30.0
+    handshake_timeout: float
     """Decode: from `open` until prefill's worker has accepted this one."""
-    bootstrap_timeout: float = 120.0
-    """Prefill: from `open` until decode has reserved pages; also how long a reservation or a refusal that
+    bootstrap_timeout: float
+    """Prefill: from `open` until decode has reserved pages; decode: from the agreement until it has pages to
+    reserve; also how long a reservation or a refusal that
     came before its request is kept."""
-    receive_timeout: float = 300.0
+    receive_timeout: float
     """Decode: from `reserve` until the last page is in place (prefill's queueing and compute included)."""
-    transfer_timeout: float = 60.0
+    transfer_timeout: float
     """Prefill: for every posted write to become final, counted from the last `send`."""
-    heartbeat_interval: float = 2.0
+    heartbeat_interval: float
     """A silent or dead peer is seen within two of these."""

@@ -20,6 +20,7 @@ from diptych.common_config import (
     parse_command_line,
     publish,
 )
+from diptych.engine.models.errors import ModelError
 from diptych.engine.weights.source import prepare_model
 from diptych.launch.child import Child, ChildFailed
 
@@ -33,13 +34,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     publish(record, role=Role.LOCAL)
     # Once, here, so that the two workers don't both wait for one conversion without saying why.
     model = get_model()
-    prepare_model(
-        model.model_path,
-        cache_dir=Path(model.model_cache_dir),
-        revision=model.revision,
-        load_format=model.load_format,
-        report=lambda line: print(line, flush=True),
-    )
+    try:
+        prepare_model(
+            model.model_path,
+            cache_dir=Path(model.model_cache_dir),
+            revision=model.revision,
+            load_format=model.load_format,
+            report=lambda line: print(line, flush=True),
+        )
+    except ModelError as error:
+        print(f"launch-local: {error}", file=sys.stderr)
+        return 1
     environments = {
         program: environment_of(record, program)
         for program in (Program.PREFILL, Program.DECODE, Program.ROUTER)

@@ -3,6 +3,7 @@ builds its role and runs the loop until the frontend is gone or asks it to drain
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import signal
 import sys
@@ -30,14 +31,12 @@ from diptych.kernels.registry import UnknownBackendError
 from diptych.kvtransfer.backends.interface import TransferBackend
 from diptych.kvtransfer.backends.registry import make_backend
 from diptych.kvtransfer.bootstrap.client import register
-from diptych.kvtransfer.bootstrap.route import RankRoute
 from diptych.kvtransfer.errors import TransferError
 from diptych.kvtransfer.identity import Identity
 from diptych.kvtransfer.receiver import DecodeReceiver
 from diptych.kvtransfer.sender import PrefillSender
 from diptych.kvtransfer.settings import TransferSettings
 from diptych.kvtransfer.stats import TransferStats
-from diptych.kvtransfer.wire import PROTOCOL_VERSION
 from diptych.launch.assemble import (
     build_prompt_queue,
     build_runner,
@@ -89,7 +88,14 @@ def _run(role: Role, start: SchedulerStart) -> int:
         parent_fd=STDIN,
         max_requests=schedule.max_running_requests + schedule.max_queued_requests,
     )
-    scheduler, close = _ROLES[role](parts, model_dir)
+    try:
+        scheduler, close = _ROLES[role](parts, model_dir)
+    except zmq.ZMQError as error:
+        disagg = get_disagg()
+        raise StartupError(
+            f"can't bind the control socket on {disagg.disaggregation_advertise_host}:"
+            f"{disagg.disaggregation_control_port}: {error.strerror}"
+        ) from error
     try:
         scheduler.run()
     finally:
@@ -126,20 +132,12 @@ def _prefill(parts: SchedulerParts, model_dir: Path) -> RoleParts:
     register(
         disagg.disaggregation_advertise_host,
         disagg.disaggregation_bootstrap_port,
-        RankRoute(
-            version=PROTOCOL_VERSION,
-            worker_id=identity.instance_id,
-            rank=0,
-            world_size=1,
-            identity=identity,
-            control_address=sender.control_address,
-            fingerprint=fingerprint(parts.runner, model_dir),
-            backend=disagg.disaggregation_transfer_backend,
-        ),
+        sender.route(worker_id=identity.instance_id),
         timeout=disagg.handshake_timeout,
     )
     queue = build_prompt_queue(parts.runner, keep_free=lambda: 0)
-    return PrefillScheduler(parts, sender, queue), sender.close
+    scheduler = PrefillScheduler(parts, sender, queue, max_running=get_schedule().max_running_requests)
+    return scheduler, sender.close
 
 
 def _decode(parts: SchedulerParts, model_dir: Path) -> RoleParts:
@@ -179,7 +177,16 @@ def _backend(runner: ModelRunner, identity: Identity) -> TransferBackend:
         page_bytes=runner.pool.layout.page_bytes,
         agent=identity.instance_id,
         ucx_tls=disagg.nixl_ucx_tls,
+        loopback=is_loopback(disagg.disaggregation_advertise_host),
     )
+
+
+def is_loopback(host: str) -> bool:
+    """Names count as reachable from elsewhere, but for the one that never is."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _settings() -> TransferSettings:

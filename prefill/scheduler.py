@@ -20,7 +20,7 @@ from diptych.kvtransfer.outcome import CLIENT_CLOSED_REQUEST, transfer_finish
 from diptych.kvtransfer.sender import PrefillSender
 from diptych.prefill.request import PrefillRequest, PrefillState
 
-# While a write is in flight there is no descriptor to wait on: the library is asked this often.
+# With a transfer library that can't wake a poller, writes in flight are asked after this often.
 POLL_SECONDS = 0.001
 
 
@@ -33,11 +33,16 @@ class DrainingPages:
 
 
 class PrefillScheduler(Scheduler):
-    def __init__(self, parts: SchedulerParts, sender: PrefillSender, queue: PromptQueue) -> None:
+    def __init__(
+        self, parts: SchedulerParts, sender: PrefillSender, queue: PromptQueue, *, max_running: int
+    ) -> None:
+        """`max_running`: prompts that compute or have pages in flight at once."""
         super().__init__(parts)
+        self._max_running = max_running
         self._sender = sender
         self._queue = queue
         self._rooms: dict[int, PrefillRequest] = {}
+        self._num_bootstrapping = 0
         self._draining_pages: dict[int, DrainingPages] = {}
 
     # ---- requests -------------------------------------------------------------------------------------
@@ -58,6 +63,7 @@ class PrefillScheduler(Scheduler):
         except DuplicateRoom as error:
             raise RequestRefused(str(error), status=400, param="bootstrap_room") from error
         self._rooms[request.room] = request
+        self._num_bootstrapping += 1
 
     def abort(self, request: Request, finish: Finish) -> None:
         assert isinstance(request, PrefillRequest)
@@ -69,7 +75,8 @@ class PrefillScheduler(Scheduler):
 
     def advance(self) -> bool:
         self._handle_events(self._sender.step())
-        plan = self._queue.plan(max_admit=self.max_requests)
+        running = len(self._rooms) - self._num_bootstrapping - self._queue.num_waiting
+        plan = self._queue.plan(max_admit=max(0, self._max_running - running))
         for request in plan.admitted:
             assert isinstance(request, PrefillRequest)
             request.move(PrefillState.FORWARDING)
@@ -131,6 +138,7 @@ class PrefillScheduler(Scheduler):
             )
             return
         request.move(PrefillState.WAITING)
+        self._num_bootstrapping -= 1
         self._queue.add(request)
 
     def _complete(self, request: PrefillRequest) -> None:
@@ -156,6 +164,8 @@ class PrefillScheduler(Scheduler):
 
     def _fail(self, request: PrefillRequest, event: Failed) -> None:
         finish = request.ending or transfer_finish(event)
+        if request.phase is PrefillState.BOOTSTRAPPING:
+            self._num_bootstrapping -= 1
         request.move(PrefillState.ABORTED if finish.kind == "abort" else PrefillState.FAILED)
         self._queue.remove(request)
         pages = request.take_pages()

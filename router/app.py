@@ -78,7 +78,7 @@ class RouterServer:
         app.cleanup_ctx.append(self._lifespan)
         for path in GENERATING:
             app.router.add_post(path, self.generate)
-        for path in ("/v1/models", "/model_info", "/get_model_info"):
+        for path in ("/v1/models", "/v1/models/{name}", "/model_info", "/get_model_info"):
             app.router.add_get(path, self.from_decode)
         for path in ("/tokenize", "/detokenize"):
             app.router.add_post(path, self.from_decode)

@@ -16,7 +16,7 @@ from diptych.server.metrics import FrontendMetrics
 
 logger = logging.getLogger(__name__)
 
-OPEN_ROUTES = frozenset({"/health"})
+OPEN_ROUTES = frozenset({"/health", "/metrics"})
 """Answered without a key: load balancers ask."""
 
 CLIENT_LEFT = 499

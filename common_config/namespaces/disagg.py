@@ -43,13 +43,6 @@ class Disagg(Namespace):
     heartbeat_interval: float = leaf(
         1.0, help="Time between signs of life; two missed ones mean dead.", unit="seconds", gt=0, le=3600
     )
-    drain_timeout: float = leaf(
-        5.0,
-        help="How long pages wait for a failed transfer to be over before they stay quarantined.",
-        unit="seconds",
-        gt=0,
-        le=86400,
-    )
     nixl_ucx_tls: str | None = leaf(
         None,
         help="UCX transports for NIXL, as in UCX_TLS.",

@@ -10,7 +10,11 @@ class Memory(Namespace):
     """How much memory the KV pool takes, and what it stores."""
 
     mem_fraction_static: float = leaf(
-        0.3, help="Share of the device's free memory for weights and KV pages together.", gt=0, le=0.95
+        0.3,
+        help="Size of the KV pool: on a CPU this share of the memory that is available once the weights are "
+        "loaded; on CUDA weights and pool together take this share of the device's memory.",
+        gt=0,
+        le=0.95,
     )
     max_total_tokens: int | None = leaf(
         None,

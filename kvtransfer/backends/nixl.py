@@ -43,10 +43,17 @@ class NixlBackend(TransferBackend):
     name: ClassVar[str] = "nixl"
 
     def __init__(
-        self, slab: torch.Tensor, *, page_bytes: int, agent: str, ucx_tls: str | None = None
+        self,
+        slab: torch.Tensor,
+        *,
+        page_bytes: int,
+        agent: str,
+        ucx_tls: str | None = None,
+        loopback: bool = False,
     ) -> None:
-        """Raises `TransferError` when NIXL can't be loaded or refuses the memory."""
-        transports = configure_ucx(on_cpu=not slab.is_cuda, ucx_tls=ucx_tls)
+        """`loopback`: this worker is reachable from its own host only. Raises `TransferError` when NIXL
+        can't be loaded or refuses the memory."""
+        transports = configure_ucx(on_cpu=not slab.is_cuda, ucx_tls=ucx_tls, loopback=loopback)
         self._slab = slab
         """Kept alive: the library holds its address."""
         self._page_bytes = page_bytes

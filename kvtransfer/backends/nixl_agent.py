@@ -23,13 +23,16 @@ CPU_UCX_TLS = "cma,tcp,self"
 """Same host: cross-memory attach, no shared-memory files. Across hosts: TCP."""
 
 
-def configure_ucx(*, on_cpu: bool, ucx_tls: str | None) -> str:
+def configure_ucx(*, on_cpu: bool, ucx_tls: str | None, loopback: bool) -> str:
     """Set UCX's environment before it is loaded; returns the transports in words, for the log. The user's
-    flag wins, then the user's environment; we choose only for a CPU slab on a machine without RDMA."""
+    flag wins, then the user's environment; we choose only for a CPU slab on a machine without RDMA.
+    `loopback`: all peers are on this host, so UCX must not listen on the network."""
     if ucx_tls:
         os.environ["UCX_TLS"] = ucx_tls
     elif on_cpu and "UCX_TLS" not in os.environ and not _has_rdma():
         os.environ["UCX_TLS"] = CPU_UCX_TLS
+        if loopback:
+            os.environ.setdefault("UCX_NET_DEVICES", "lo")
     # Both log to standard output, which belongs to whoever launched us.
     os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
     os.environ.setdefault("UCX_LOG_FILE", "stderr")

@@ -19,12 +19,14 @@ def make_backend(
     page_bytes: int,
     agent: str,
     ucx_tls: str | None = None,
+    loopback: bool = False,
     fabric: FakeFabric | None = None,
 ) -> TransferBackend:
-    """`ucx_tls`: the user's choice of UCX transports (`nixl`); `fabric`: what joins `fake` backends.
-    Raises `TransferError` for an unknown name or a library that isn't installed."""
+    """`ucx_tls`: the user's choice of UCX transports and `loopback`: nobody reaches this worker over the
+    network (`nixl`); `fabric`: what joins `fake` backends. Raises `TransferError` for an unknown name or a
+    library that isn't installed."""
     if name == "nixl":
-        return NixlBackend(slab, page_bytes=page_bytes, agent=agent, ucx_tls=ucx_tls)
+        return NixlBackend(slab, page_bytes=page_bytes, agent=agent, ucx_tls=ucx_tls, loopback=loopback)
     if name == "fake":
         return FakeBackend(slab, page_bytes=page_bytes, agent=agent, fabric=fabric or FakeFabric())
     raise TransferError(f"unknown transfer backend {name!r}; known: {', '.join(BACKEND_NAMES)}")

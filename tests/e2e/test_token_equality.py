@@ -50,7 +50,7 @@ def judge(oracle: GreedyOracle, prompts: list[list[int]], answers: list[tuple[in
 
 
 def test_sixteen_at_once_cold_then_warm(
-    cluster: Cluster, prompts: list[list[int]], oracle: GreedyOracle, record_property: pytest.FixtureRequest
+    cluster: Cluster, prompts: list[list[int]], oracle: GreedyOracle
 ) -> None:
     cluster.flush()
     bodies = [body(prompt) for prompt in prompts]
@@ -61,7 +61,7 @@ def test_sixteen_at_once_cold_then_warm(
     warm_ties = judge(oracle, prompts, warm)
     cached = cluster.prefill.client.metrics()["diptych_cached_tokens_total"] - before
     # Every whole page of every prompt is cached by now, save the one that holds the last token.
-    page_size = cluster.prefill.client.get("/server_info")[1]["effective"]["schedule"]["page_size"]
+    page_size = cluster.prefill.client.get("/server_info")[1]["record"]["page_size"]
     assert cached == sum((len(prompt) - 1) // page_size * page_size for prompt in prompts)
     for prompt, (_, answer) in zip(prompts, warm, strict=True):
         assert answer["meta_info"]["cached_tokens"] == (len(prompt) - 1) // page_size * page_size

@@ -115,7 +115,7 @@ async def test_a_key_is_required_everywhere_but_for_health(make_worker, session)
     worker = make_worker("colocated", "--api-key", "s3cret", "--served-model-name", "own/name")
     client = Client(worker.url, session)
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic s3cret"}):
-        for path in ("/v1/models", "/metrics", "/server_info", "/nowhere"):
+        for path in ("/v1/models", "/get_load", "/server_info", "/nowhere"):
             status, answer = await client.get(path, headers=headers)
             assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
         status, _ = await client.post("/v1/chat/completions", chat("x"), headers=headers)

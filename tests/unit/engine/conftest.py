@@ -2,6 +2,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+
 from diptych.engine.kv_layout import KVLayout
 from diptych.engine.kv_pool import KVPool
 from diptych.engine.request import Request

@@ -1,8 +1,9 @@
 import pytest
-from diptych.engine.page_allocator import OutOfPages, PageAllocator
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from diptych.engine.page_allocator import OutOfPages, PageAllocator
 
 
 def test_allocates_the_smallest_run_that_fits() -> None:

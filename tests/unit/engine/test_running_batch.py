@@ -1,6 +1,7 @@
 from collections.abc import Callable
 
 import torch
+
 from diptych.engine.kv_pool import KVPool
 from diptych.engine.request import Request
 from diptych.engine.running_batch import RunningBatch
