@@ -17,66 +17,67 @@ int threads_for(int64_t elements, int64_t threads) {
 inline void write(float* p, vfloat v, int n) { memcpy(p, &v, n * sizeof(float)); }
 
 inline void write(bfloat16* p, vfloat v, int n) {
+#if defined(__AVX512BF16__)
+  const __m256bh h = _mm512_cvtneps_pbh((__m512)v);
+#else
   vuint w = (vuint)v;
   vhalf h = __builtin_convertvector((w + 0x7fffu + ((w >> 16) & 1u)) >> 16, vhalf);
+#endif
   memcpy(p, &h, n * sizeof(bfloat16));
 }
 
-inline int lanes_left(int64_t left) { return left < kLanes ? (int)left : kLanes; }
+// body(first, how many of kLanes) over a row. Whole vectors apart from the rest: their copies become moves.
+template <class Body>
+inline void for_vectors(int64_t columns, Body body) {
+  int64_t i = 0;
+  for (; i + kLanes <= columns; i += kLanes) body(i, kLanes);
+  if (i < columns) body(i, (int)(columns - i));
+}
 
 template <class T, class Out>
 void scale_row(const T* x, vfloat squares, const float* weight, Out* out, int64_t columns, float eps) {
   const vfloat scale = splat(1.0f / sqrtf(sum(squares) / (float)columns + eps));
-  for (int64_t i = 0; i < columns; i += kLanes) {
-    const int left = (int)(columns - i);
-    write(out + i, load_upto(x + i, left) * scale * load_upto(weight + i, left), lanes_left(left));
-  }
+  for_vectors(columns, [&](int64_t i, int n) {
+    write(out + i, load_upto(x + i, n) * scale * load_upto(weight + i, n), n);
+  });
 }
 
 template <class T>
 void rms_norm_row(const T* x, const float* weight, T* out, int64_t columns, float eps) {
   vfloat squares = {};
-  for (int64_t i = 0; i < columns; i += kLanes) {
-    vfloat v = load_upto(x + i, (int)(columns - i));
+  for_vectors(columns, [&](int64_t i, int n) {
+    const vfloat v = load_upto(x + i, n);
     squares += v * v;
-  }
+  });
   scale_row(x, squares, weight, out, columns, eps);
 }
 
 template <class T>
 void add_rms_norm_row(float* residual, const T* delta, const float* weight, T* out, int64_t columns, float eps) {
   vfloat squares = {};
-  for (int64_t i = 0; i < columns; i += kLanes) {
-    const int left = (int)(columns - i);
-    vfloat v = load_upto(residual + i, left) + load_upto(delta + i, left);
-    write(residual + i, v, lanes_left(left));
+  for_vectors(columns, [&](int64_t i, int n) {
+    const vfloat v = load_upto(residual + i, n) + load_upto(delta + i, n);
+    write(residual + i, v, n);
     squares += v * v;
-  }
+  });
   scale_row(residual, squares, weight, out, columns, eps);
 }
 
 template <class T>
 void silu_and_multiply_row(const T* gate, const T* up, T* out, int64_t columns) {
-  for (int64_t i = 0; i < columns; i += kLanes) {
-    const int left = (int)(columns - i);
-    vfloat g = load_upto(gate + i, left), u = load_upto(up + i, left);
-    // 1 / (1 + e^-g) without overflow: e of a negative number only.
-    vfloat e = exponential(g < splat(0.0f) ? g : -g);
-    vfloat sigmoid = (g < splat(0.0f) ? e : splat(1.0f)) / (splat(1.0f) + e);
-    write(out + i, g * sigmoid * u, lanes_left(left));
-  }
+  for_vectors(columns, [&](int64_t i, int n) {
+    const vfloat g = load_upto(gate + i, n);
+    write(out + i, g * load_upto(up + i, n) / (splat(1.0f) + exponential(-g)), n);
+  });
 }
 
 template <class T>
 void rotate_head(const T* x, const float* cos, const float* sin, T* out, int64_t half) {
-  for (int64_t i = 0; i < half; i += kLanes) {
-    const int left = (int)(half - i);
-    vfloat a = load_upto(x + i, left), b = load_upto(x + half + i, left);
-    vfloat first = a * load_upto(cos + i, left) + b * load_upto(sin + i, left);
-    vfloat second = b * load_upto(cos + half + i, left) + a * load_upto(sin + half + i, left);
-    write(out + i, first, lanes_left(left));
-    write(out + half + i, second, lanes_left(left));
-  }
+  for_vectors(half, [&](int64_t i, int n) {
+    const vfloat a = load_upto(x + i, n), b = load_upto(x + half + i, n);
+    write(out + i, a * load_upto(cos + i, n) + b * load_upto(sin + i, n), n);
+    write(out + half + i, b * load_upto(cos + half + i, n) + a * load_upto(sin + half + i, n), n);
+  });
 }
 
 template <class T>

@@ -5,6 +5,10 @@
 #include <cstring>
 
 #if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
 constexpr int kVectorBytes = 64;
 constexpr int kPanelVectors = 4;  // 6 rows x 4 vectors of accumulators fill 24 of 32 registers
 #elif defined(__AVX2__)
@@ -77,6 +81,7 @@ static inline void put(bfloat16* p, float x) {
 }
 
 static inline vfloat maximum(vfloat a, vfloat b) { return a > b ? a : b; }
+static inline vfloat minimum(vfloat a, vfloat b) { return a < b ? a : b; }
 
 // Across the lanes of one vector, by halves: the vector shrinks with each step.
 #if defined(__has_builtin)
@@ -129,11 +134,15 @@ static inline float largest(vfloat v) {
   return across(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
-// e^x for x <= 0, relative error about 1e-7; everything under -87 counts as -87.
+// e^x, relative error about 1e-7; x beyond -87 or 87 counts as that.
 static inline vfloat exponential(vfloat x) {
-  x = maximum(x, splat(-87.0f));
-  vfloat shifted = x * splat(1.44269504f) + splat(12582912.0f);  // 1.5 * 2^23: rounds to an integer
-  vfloat n = shifted - splat(12582912.0f);
+  x = minimum(maximum(x, splat(-87.0f)), splat(87.0f));
+#if defined(__AVX512F__)
+  const vfloat n = (vfloat)_mm512_roundscale_ps((__m512)(x * splat(1.44269504f)), 0);
+#else
+  const vfloat shifted = x * splat(1.44269504f) + splat(12582912.0f);  // 1.5 * 2^23: rounds to an integer
+  const vfloat n = shifted - splat(12582912.0f);
+#endif
   vfloat r = x - n * splat(0.693359375f) + n * splat(2.12194440e-4f);  // ln 2 in two parts
   vfloat p = splat(1.9875691500e-4f);
   p = p * r + splat(1.3981999507e-3f);
@@ -142,6 +151,10 @@ static inline vfloat exponential(vfloat x) {
   p = p * r + splat(1.6666665459e-1f);
   p = p * r + splat(5.0000001201e-1f);
   p = p * r * r + r + splat(1.0f);
+#if defined(__AVX512F__)
+  return (vfloat)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
   vint bits = (__builtin_convertvector(n, vint) + 127) << 23;
   return p * (vfloat)bits;
+#endif
 }
