@@ -94,7 +94,7 @@ class DecodeScheduler(Scheduler):
         running = list(self._batch.running)
         if not running:
             return False
-        for request, token in zip(running, self.run_decode(running), strict=True):
+        for request, token in zip(running, self.stepper.decode(running), strict=True):
             finish = self.accept(request, token)
             if finish is not None:
                 self._end(request, finish, DecodeState.DONE, tell=False)

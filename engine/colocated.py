@@ -42,7 +42,7 @@ class ColocatedScheduler(Scheduler):
         running = list(self._batch.running)
         if not running:
             return computed
-        for request, token in zip(running, self.run_decode(running), strict=True):
+        for request, token in zip(running, self.stepper.decode(running), strict=True):
             finish = self.accept(request, token)
             if finish is not None:
                 self._end(request, finish, tell=False)
@@ -57,7 +57,7 @@ class ColocatedScheduler(Scheduler):
             self.metrics.cached_tokens.inc(request.cached_tokens)
         if not plan.chunks:
             return False
-        tokens = self.run_prefill(plan.chunks)
+        tokens = self.stepper.prefill(plan.chunks)
         for request, token in zip(self._queue.completed(plan.chunks), tokens, strict=True):
             assert request.match is not None
             request.match = self.pool.cache(request.prompt_ids, request.pages.tolist(), request.match)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,8 +21,9 @@ from diptych.engine.frontend_link import FrontendLink
 from diptych.engine.kv_pool import KVPool
 from diptych.engine.metrics import EngineMetrics
 from diptych.engine.request import Request
-from diptych.engine.runner import Chunk, ModelRunner
-from diptych.engine.sampling import SampledToken, Sampler, SamplingState
+from diptych.engine.runner import ModelRunner
+from diptych.engine.sampling import SampledToken, SamplingState
+from diptych.engine.stepper import Stepper
 from diptych.engine.wire import (
     Abort,
     Drain,
@@ -75,7 +75,7 @@ class Scheduler(ABC):
         self.max_requests = parts.max_requests
         self._frontend = parts.frontend
         self._parent_fd = parts.parent_fd
-        self._sampler = Sampler(self.runner.model.config.vocab_size, self.pool.slab.device)
+        self.stepper = Stepper(self.runner, self.metrics)
         self._outputs: list[TokenOutput] = []
         self._draining = False
         self._stopped = False
@@ -242,31 +242,6 @@ class Scheduler(ABC):
             self._stopped = True
 
     # ---- pieces of a turn that roles compose ----------------------------------------------------------
-
-    def run_prefill(self, chunks: list[Chunk]) -> list[SampledToken | None]:
-        """Compute chunks; the first output token of each chunk that completes its prompt, in order.
-
-        None for a request that wants no token (`max_new_tokens` 0).
-        """
-        started = time.perf_counter()
-        completing = [chunk.request for chunk in chunks if chunk.completes_prompt]
-        logits = self.runner.prefill(chunks)
-        rows = [i for i, request in enumerate(completing) if request.params.max_new_tokens > 0]
-        sampled = iter(
-            self._sampler.sample(logits[rows], [completing[i].state for i in rows]) if rows else ()
-        )
-        tokens = [next(sampled) if r.params.max_new_tokens > 0 else None for r in completing]
-        self.metrics.prefill_tokens.inc(sum(chunk.length for chunk in chunks))
-        self.metrics.prefill_seconds.inc(time.perf_counter() - started)
-        return tokens
-
-    def run_decode(self, requests: list[Request]) -> list[SampledToken]:
-        """One decode step: the next token of each request, in order."""
-        started = time.perf_counter()
-        tokens = self._sampler.sample(self.runner.decode(requests), [r.state for r in requests])
-        self.metrics.decode_tokens.inc(len(requests))
-        self.metrics.decode_seconds.inc(time.perf_counter() - started)
-        return tokens
 
     def accept(self, request: Request, token: SampledToken | None) -> Finish | None:
         """Append a token to a request and tell the client; the reason when the request is now complete.

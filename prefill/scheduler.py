@@ -84,7 +84,7 @@ class PrefillScheduler(Scheduler):
             self._send_final_pages(request)
         if not plan.chunks:
             return False
-        tokens = self.run_prefill(plan.chunks)
+        tokens = self.stepper.prefill(plan.chunks)
         for chunk in plan.chunks:
             self._send_final_pages(chunk.request)
         for request, token in zip(self._queue.completed(plan.chunks), tokens, strict=True):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from diptych.common_config.declare import OPEN, Namespace, leaf
 
-TRANSFER_BACKENDS = ("nixl", "fake")
-"""Every transfer backend that exists: the one list that flags are checked against."""
+TRANSFER_BACKENDS = ("nixl",)
+"""Every transfer backend that crosses processes: the one list that flags are checked against."""
 
 
 class Disagg(Namespace):
@@ -13,7 +13,7 @@ class Disagg(Namespace):
 
     disaggregation_transfer_backend: str = leaf(
         "nixl",
-        help="What moves KV pages; fake moves nothing and is for tests.",
+        help="The library that moves KV pages.",
         choices=TRANSFER_BACKENDS,
     )
     disaggregation_bootstrap_port: int = leaf(
