@@ -32,8 +32,9 @@ def texts(leaf: Leaf) -> list[str]:
         first = str(not leaf.default).lower()
         return [first, str(leaf.default).lower(), first]
     if leaf.choices:
-        first = next(choice for choice in leaf.choices if choice != leaf.default)
-        second = next(choice for choice in leaf.choices if choice != first)
+        # A leaf with a single choice can only show that every layer accepts it.
+        first = next((choice for choice in leaf.choices if choice != leaf.default), leaf.default)
+        second = next((choice for choice in leaf.choices if choice != first), first)
         return [first, second, first]
     if leaf.element is not None:
         return [" ".join([f"http://127.0.0.1:{n}", "9"][: leaf.element.max_words]) for n in (11, 12, 13)]
