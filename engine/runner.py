@@ -75,20 +75,25 @@ class ModelRunner:
             [c.request.prompt_ids[s : s + c.length] for c, s in zip(chunks, starts, strict=True)]
         )
         step = self._step([c.request for c in chunks], starts, [c.length for c in chunks], is_decode=False)
-        hidden = self.model.forward(torch.from_numpy(tokens).to(self._device), step, self._prefill_backend)
-        rows: list[int] = []
-        first = 0
-        for chunk, start in zip(chunks, starts, strict=True):
-            if chunk.request.params.prompt_logprobs is not None:
-                self._collect_prompt_logprobs(chunk.request, hidden[first : first + chunk.length], start)
-            if chunk.completes_prompt:
-                rows.append(first + chunk.length - 1)
-            first += chunk.length
+        ends = np.cumsum([c.length for c in chunks])
+        rows = [int(end) - 1 for c, end in zip(chunks, ends, strict=True) if c.completes_prompt]
+        scored = any(c.request.params.prompt_logprobs is not None for c in chunks)
+        hidden = self.model.forward(
+            torch.from_numpy(tokens).to(self._device),
+            step,
+            self._prefill_backend,
+            rows=None if scored else rows,
+        )
+        if scored:
+            for chunk, start, end in zip(chunks, starts, ends, strict=True):
+                if chunk.request.params.prompt_logprobs is not None:
+                    self._collect_prompt_logprobs(chunk.request, hidden[end - chunk.length : end], start)
+            hidden = hidden[rows]
         for chunk in chunks:
             chunk.request.num_computed += chunk.length
         if not rows:
             return torch.empty((0, self.model.config.vocab_size), dtype=torch.float32, device=self._device)
-        return self.model.logits(hidden[rows])
+        return self.model.logits(hidden)
 
     @torch.inference_mode()
     def decode(self, requests: Sequence[Request]) -> torch.Tensor:

@@ -58,10 +58,16 @@ class DecoderLM:
 
     @torch.inference_mode()
     def forward(
-        self, input_ids: torch.Tensor, step: AttentionStep, backend: AttentionBackend
+        self,
+        input_ids: torch.Tensor,
+        step: AttentionStep,
+        backend: AttentionBackend,
+        *,
+        rows: list[int] | None = None,
     ) -> torch.Tensor:
         """`input_ids` [N] int64, the new tokens of all sequences in `step`'s order; their K and V are
-        stored through `backend`. Returns the float32 hidden states [N, hidden] after the final norm."""
+        stored through `backend`. `rows`: the tokens whose hidden state is wanted; None for all.
+        Returns the float32 hidden states [R, hidden] after the final norm, in the order of `rows`."""
         cos, sin = self._rotary.table(step.positions)
         backend.begin_step(step)
         # The residual stream stays in float32: rounding it to bfloat16 at each of the 2 · layers additions
@@ -71,7 +77,12 @@ class DecoderLM:
         for index, layer in enumerate(self._layers):
             x = self._add_norm(residual, delta, layer.input_norm)
             x = self._attention(index, layer, x, cos, sin, backend)
-            x = self._add_norm(residual, x, layer.post_norm)
+            if rows is not None and index == len(self._layers) - 1:
+                # Behind the last attention a token matters to nobody but itself.
+                if not rows:
+                    return residual[:0]
+                x, residual = x[rows], residual[rows]
+            x = self._add_norm(residual, layer.o(x), layer.post_norm)
             delta = layer.down(self._ops.silu_and_multiply(layer.gate_up(x)))
         return F.rms_norm(
             residual.add_(delta), self._final_norm.shape, self._final_norm, self.config.rms_norm_eps
@@ -94,6 +105,7 @@ class DecoderLM:
         sin: torch.Tensor,
         backend: AttentionBackend,
     ) -> torch.Tensor:
+        """[N, hidden] → [N, q_heads · head_dim], before the output projection."""
         config = self.config
         q_heads, kv_heads = config.num_q_heads, config.num_kv_heads
         qkv = layer.qkv(x).view(-1, q_heads + 2 * kv_heads, config.head_dim)
@@ -104,4 +116,4 @@ class DecoderLM:
         else:
             # q and k lie side by side: one rotation for both.
             q, k = self._ops.rotate(qkv[:, : q_heads + kv_heads], cos, sin).split((q_heads, kv_heads), 1)
-        return layer.o(backend.attend(index, q, k, v))
+        return backend.attend(index, q, k, v)
