@@ -72,7 +72,7 @@ class DecoderLM:
         backend.begin_step(step)
         # The residual stream stays in float32: rounding it to bfloat16 at each of the 2 · layers additions
         # is the largest error of a half-precision forward (a quarter of it, measured on the default model).
-        residual = F.embedding(input_ids, self._embedding).to(torch.float32)
+        residual = _pair_up(F.embedding(input_ids, self._embedding).to(torch.float32))
         delta = torch.zeros_like(residual, dtype=self.dtype)
         for index, layer in enumerate(self._layers):
             x = self._add_norm(residual, delta, layer.input_norm)
@@ -81,17 +81,18 @@ class DecoderLM:
                 # Behind the last attention a token matters to nobody but itself.
                 if not rows:
                     return residual[:0]
-                x, residual = x[rows], residual[rows]
+                x, residual = _pair_up(x[rows]), _pair_up(residual[rows])
             x = self._add_norm(residual, layer.o(x), layer.post_norm)
             delta = layer.down(self._ops.silu_and_multiply(layer.gate_up(x)))
-        return F.rms_norm(
+        hidden = F.rms_norm(
             residual.add_(delta), self._final_norm.shape, self._final_norm, self.config.rms_norm_eps
         )
+        return hidden[: len(input_ids) if rows is None else len(rows)]
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[M, hidden] (the rows of `forward`'s result that need them) → [M, vocab] float32."""
-        return self._lm_head(hidden)
+        return self._lm_head(_pair_up(hidden))[: len(hidden)]
 
     def _add_norm(self, residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return self._ops.add_rms_norm(residual, delta, weight, self.config.rms_norm_eps)
@@ -108,7 +109,8 @@ class DecoderLM:
         """[N, hidden] → [N, q_heads · head_dim], before the output projection."""
         config = self.config
         q_heads, kv_heads = config.num_q_heads, config.num_kv_heads
-        qkv = layer.qkv(x).view(-1, q_heads + 2 * kv_heads, config.head_dim)
+        tokens = len(cos)
+        qkv = layer.qkv(x)[:tokens].view(-1, q_heads + 2 * kv_heads, config.head_dim)
         q, k, v = qkv.split((q_heads, kv_heads, kv_heads), 1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q = self._ops.rotate(self._ops.rms_norm(q, layer.q_norm, config.rms_norm_eps), cos, sin)
@@ -116,4 +118,12 @@ class DecoderLM:
         else:
             # q and k lie side by side: one rotation for both.
             q, k = self._ops.rotate(qkv[:, : q_heads + kv_heads], cos, sin).split((q_heads, kv_heads), 1)
-        return backend.attend(index, q, k, v)
+        return _pair_up(backend.attend(index, q, k, v))
+
+
+def _pair_up(x: torch.Tensor) -> torch.Tensor:
+    """A lone row goes through the matrix products as two equal ones; the caller drops the second.
+
+    Libraries sum a single row in another order than the rows of a batch (oneDNN: seen for 1,536 inputs), so a
+    request would get other bits alone than in company, and one seed would draw other tokens."""
+    return torch.cat((x, x)) if len(x) == 1 else x

@@ -16,8 +16,8 @@ from diptych.kernels.registry import make_attention_backend, resolve_attention_b
 CPU = torch.device("cpu")
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 32,
-    "intermediate_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 1536,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -32,7 +32,7 @@ CONFIG = {
 def runner(tmp_path: Path) -> ModelRunner:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     model = load_model(tmp_path, dtype=torch.float32, device=CPU, load_format="dummy", seed=3)
-    pool = KVPool(model.config.kv_layout(4, "float32"), 64, device=CPU, cache=True)
+    pool = KVPool(model.config.kv_layout(4, "float32"), 256, device=CPU, cache=True)
     backend = make_attention_backend(
         resolve_attention_backend(None, CPU), pool.slab, num_q_heads=4, scale=model.config.scale
     )
@@ -100,3 +100,21 @@ def test_decode_continues_where_prefill_would_have_gone(
     request.accept(longer.prompt_ids[8])
     torch.testing.assert_close(runner.decode([request]), expected, atol=1e-5, rtol=1e-5)
     assert request.num_computed == 9
+
+
+def test_a_request_gets_the_same_bits_alone_and_in_company(
+    runner: ModelRunner, start: Callable[..., Request]
+) -> None:
+    """A seed then draws the same tokens whatever else runs."""
+    for length in (1, 2, 40):
+        alone, together = start(length), [start(length), start(7), start(length)]
+        expected = runner.prefill([Chunk(alone, length)])
+        logits = runner.prefill([Chunk(request, request.num_prompt) for request in together])
+        assert torch.equal(logits[0], expected[0])
+        assert torch.equal(logits[2], expected[0])
+        for request in (alone, *together):
+            request.accept(5)
+        expected = runner.decode([alone])
+        logits = runner.decode(together)
+        assert torch.equal(logits[0], expected[0])
+        assert torch.equal(logits[2], expected[0])
