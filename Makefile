@@ -1,5 +1,6 @@
 # Everything a person runs. Each target is safe to repeat; set-up does nothing when it is up to date.
 PYTHON ?= python3.11
+PORT   ?= 8000
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
@@ -18,7 +19,7 @@ $(STAMP): pyproject.toml
 	touch $(STAMP)
 
 serve: setup
-	$(BIN)/launch-local --model-path smollm2-135m-instruct --port 8000
+	$(BIN)/launch-local --model-path smollm2-135m-instruct --port $(PORT)
 
 test: setup
 	GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest

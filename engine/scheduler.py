@@ -194,7 +194,7 @@ class Scheduler(ABC):
 
     def _require_room_for(self, message: Generate) -> None:
         capacity = self.pool.allocator.total * self.pool.layout.page_size
-        if self.pool.layout.pages_for(len(message.prompt_ids) + 1) > self.pool.allocator.total:
+        if self.pool.layout.pages_for(len(message.prompt_ids)) > self.pool.allocator.total:
             raise RequestRefused(
                 f"the prompt has {len(message.prompt_ids)} tokens; "
                 f"the KV pool of this worker holds {capacity}",

@@ -141,7 +141,8 @@ class ControlEndpoint:
         news.append(Inbound(envelope.source, envelope.body, via))
 
     def _refuse(self, via: bytes, source: str, reason: str) -> None:
-        refusal = wire.Refused(reason=reason, instance_id=self.instance_id)
+        # Nobody ran anything for this message: worth another try once the new process is known.
+        refusal = wire.Refused(reason=reason, status=503, instance_id=self.instance_id)
         self._reply_frames(via, wire.encode(self.instance_id, source, refusal))
 
     def close(self) -> None:

@@ -242,7 +242,7 @@ class DecodeReceiver:
 
     def _refused(self, inbound: Inbound, refused: wire.Refused) -> None:
         target = inbound.source if isinstance(inbound.via, bytes) else inbound.via.target
-        self._rooms.lose_peer(target, f"prefill worker: {refused.reason}", "peer_lost")
+        self._rooms.lose_peer(target, f"prefill worker: {refused.reason}", "peer_lost", status=refused.status)
         if refused.instance_id != target:
             # Another process answers at the address, so the one that was there has ended.
             self._rooms.declare_dead(target)

@@ -101,14 +101,14 @@ class ReceiverRooms:
             self.fail(session, "the prefill worker gave the room up", 502, "peer", tell=False)
         self._quarantine.drained(source, drained.room, drained.lease, drained.clean, time.monotonic())
 
-    def lose_peer(self, instance_id: str, reason: str, kind: str) -> None:
+    def lose_peer(self, instance_id: str, reason: str, kind: str, *, status: int = 502) -> None:
         peer = self._peers.lose(instance_id)
         if peer is None:
             return
         logger.warning("prefill worker at %s lost: %s", peer.control_address, reason)
         for session in list(self.sessions.values()):
             if session.is_with(instance_id) and session.state is not ReceiverState.DRAINING:
-                self.fail(session, reason, 502, kind, tell=False)
+                self.fail(session, reason, status, kind, tell=False)
 
     def fail(
         self, session: ReceiverSession, reason: str, status: int, kind: str, *, tell: bool = True

@@ -48,6 +48,13 @@ class DecodePeers:
 
     def hello(self, inbound: Inbound, hello: wire.Hello) -> None:
         """Check a worker that wants to receive pages; connect it and welcome it, or refuse it."""
+        known = self._known.get(inbound.source)
+        if known is not None and known.lost:
+            # It took no request, and soon will: worth another try.
+            reason = f"earlier transfers to this worker are still draining ({known.lost})"
+            self._stats.handshake("refused")
+            self._refuse(inbound, reason, status=503)
+            return
         problem = self._problem(inbound.source, hello)
         if problem is None and inbound.source not in self._known:
             try:
@@ -69,9 +76,6 @@ class DecodePeers:
         logger.info("decode worker at %s connected", hello.control_address)
 
     def _problem(self, source: str, hello: wire.Hello) -> str | None:
-        known = self._known.get(source)
-        if known is not None and known.lost:
-            return f"earlier transfers to this worker are still draining ({known.lost})"
         if hello.identity.instance_id != source:
             return "the identity is not the sender's"
         if not hello.control_address.startswith("tcp://"):
@@ -86,8 +90,9 @@ class DecodePeers:
         why = f"the connection was given up: {known.lost}" if known else "no handshake with this worker"
         self._refuse(inbound, why)
 
-    def _refuse(self, inbound: Inbound, reason: str) -> None:
-        self._control.reply(inbound, wire.Refused(reason=reason, instance_id=self._control.instance_id))
+    def _refuse(self, inbound: Inbound, reason: str, *, status: int = 502) -> None:
+        refused = wire.Refused(reason=reason, status=status, instance_id=self._control.instance_id)
+        self._control.reply(inbound, refused)
 
     def tell(self, instance_id: str, body: wire.ControlMessage) -> None:
         """Best effort, over a new link if need be. Raises `WireError` for a message that is too large."""

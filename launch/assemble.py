@@ -26,7 +26,7 @@ from diptych.engine.models.config import ModelConfig
 from diptych.engine.prompt_queue import PromptQueue
 from diptych.engine.runner import ModelRunner, RunnerFacts
 from diptych.engine.running_batch import RunningBatch
-from diptych.engine.weights.identity import model_identity
+from diptych.engine.weights.identity import dummy_identity, model_identity
 from diptych.engine.weights.loader import load_model
 from diptych.kernels.registry import make_attention_backend, resolve_attention_backend
 from diptych.launch.errors import StartupError
@@ -61,9 +61,9 @@ def build_runner(model_dir: Path, report: Callable[[str], None]) -> ModelRunner:
     )
     kv_dtype = dtype if get_memory().kv_cache_dtype == "auto" else get_memory().kv_cache_dtype
     layout = config.kv_layout(get_schedule().page_size, kv_dtype)
-    pool = KVPool(
-        layout, _num_pages(layout, device), device=device, cache=not get_memory().disable_radix_cache
-    )
+    num_pages = _num_pages(layout, device)
+    _require_memory(layout, num_pages, device)
+    pool = KVPool(layout, num_pages, device=device, cache=not get_memory().disable_radix_cache)
 
     asked = get_exec().kernel.attention_backends
     prefill_name = resolve_attention_backend(asked.prefill, device)
@@ -126,8 +126,9 @@ def build_running_batch(runner: ModelRunner) -> RunningBatch:
 def fingerprint(runner: ModelRunner, model_dir: Path) -> Fingerprint:
     """What the peer cluster's worker must have in common with this one."""
     layout = runner.pool.layout
+    is_dummy = runner.facts.load_format == "dummy"
     return Fingerprint(
-        model=model_identity(model_dir),
+        model=dummy_identity(model_dir, get_model().random_seed) if is_dummy else model_identity(model_dir),
         dtype=runner.facts.dtype,
         kv_dtype=layout.dtype,
         num_layers=layout.num_layers,
@@ -151,6 +152,20 @@ def _context_length(config: ModelConfig) -> int:
             f"--context-length {asked} is over the {config.max_context} tokens that the model supports"
         )
     return asked or config.max_context
+
+
+def _require_memory(layout: KVLayout, num_pages: int, device: torch.device) -> None:
+    """Before the allocator is asked, whose own message names neither the flag nor the sizes."""
+    needed = num_pages * layout.page_bytes
+    if device.type == "cuda":
+        available = torch.cuda.mem_get_info(device)[0]
+    else:
+        available = psutil.virtual_memory().available
+    if needed > available:
+        raise StartupError(
+            f"a KV pool of {num_pages * layout.page_size} tokens needs {needed / 2**30:.1f} GiB, "
+            f"{available / 2**30:.1f} GiB are available; lower --max-total-tokens or --mem-fraction-static"
+        )
 
 
 def _num_pages(layout: KVLayout, device: torch.device) -> int:

@@ -23,6 +23,8 @@ from diptych.common_config import (
 from diptych.engine.models.errors import ModelError
 from diptych.engine.weights.source import prepare_model
 from diptych.launch.child import Child, ChildFailed
+from diptych.launch.errors import StartupError
+from diptych.launch.prepare import bind
 
 # Beyond the workers' own shutdown timeout, before a child that doesn't end is killed.
 GRACE_SECONDS = 5.0
@@ -32,6 +34,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run until SIGTERM or SIGINT, or until one of the three ends; returns the exit code."""
     record = parse_command_line(Program.LOCAL, argv if argv is not None else sys.argv[1:])
     publish(record, role=Role.LOCAL)
+    serving = get_serving()
+    try:
+        # The router binds it last; that it is taken should not be found out after both models are loaded.
+        bind(serving.host, serving.port).close()
+    except StartupError as error:
+        print(f"launch-local: {error}", file=sys.stderr)
+        return 1
     # Once, here, so that the two workers don't both wait for one conversion without saying why.
     model = get_model()
     try:

@@ -33,7 +33,7 @@ from diptych.kvtransfer.bootstrap.service import make_bootstrap_app
 from diptych.launch.errors import StartupError
 from diptych.launch.prepare import Prepared, prepare
 from diptych.launch.processes import SchedulerProcess, SchedulerStart, describe_exit
-from diptych.server.app import make_app, make_runner
+from diptych.server.app import http_logger, make_app, make_runner
 from diptych.server.chat_template import ChatTemplate
 from diptych.server.config_overlay import ConfigOverlay
 from diptych.server.frontend import Frontend, ModelFacts, WorkerKind
@@ -132,7 +132,10 @@ async def _start_bootstrap(listener: socket.socket | None) -> web.AppRunner | No
     if listener is None:
         return None
     runner = web.AppRunner(
-        make_bootstrap_app(schedule=as_dict(get_schedule())), access_log=None, shutdown_timeout=1.0
+        make_bootstrap_app(schedule=as_dict(get_schedule())),
+        access_log=None,
+        logger=http_logger,
+        shutdown_timeout=1.0,
     )
     await runner.setup()
     await web.SockSite(runner, listener).start()
@@ -233,6 +236,11 @@ def _frontend(
 ) -> Frontend:
     config = json.loads((prepared.model_dir / "config.json").read_text(encoding="utf-8"))
     model = get_model()
+    context_length = ready.context_length
+    if kind is not WorkerKind.PREFILL:
+        # A request may fill the pool, no more: refused before it runs rather than failed when it has. On a
+        # prefill worker only the prompt needs room.
+        context_length = min(context_length, ready.max_total_tokens)
     facts = ModelFacts(
         served_name=model.served_model_name or model.model_path,
         path=model.model_path,
@@ -240,7 +248,7 @@ def _frontend(
         model_type=str(config.get("model_type", "")),
         architectures=[str(name) for name in config.get("architectures") or []],
         max_total_tokens=ready.max_total_tokens,
-        limits=Limits(context_length=ready.context_length, vocab_size=ready.vocab_size),
+        limits=Limits(context_length=context_length, vocab_size=ready.vocab_size),
     )
     bootstrap_port = prepared.bootstrap.getsockname()[1] if prepared.bootstrap else None
     return Frontend(

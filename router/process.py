@@ -8,6 +8,7 @@ import logging
 import signal
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from diptych.common_config import get_observability, get_serving
 from diptych.router.app import RouterServer
@@ -17,6 +18,18 @@ logger = logging.getLogger(__name__)
 
 CLEANUP_TIMEOUT = 1.0
 """Seconds that handlers get for their last bytes once draining is over."""
+
+
+class _PeersFault(logging.Filter):
+    """Bytes that are no HTTP are a client's mistake, not worth a traceback in our log."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        return not isinstance(error, HttpProcessingError | web.RequestPayloadError | ConnectionError)
+
+
+http_logger = logging.getLogger("diptych.router.http")
+http_logger.addFilter(_PeersFault())
 
 
 def run() -> int:
@@ -36,7 +49,11 @@ def run() -> int:
 async def _serve() -> None:
     server = RouterServer()
     runner = web.AppRunner(
-        server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=CLEANUP_TIMEOUT
+        server.app(),
+        handler_cancellation=True,
+        access_log=None,
+        logger=http_logger,
+        shutdown_timeout=CLEANUP_TIMEOUT,
     )
     await runner.setup()
     stop = asyncio.Event()

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable
 
 import aiohttp
+import msgspec
 from yarl import URL
 
 from diptych.common_config import get_router, get_serving
@@ -32,6 +33,12 @@ def connection_reason(error: Exception) -> str:
     if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError):
         return "closed before the answer was complete"
     return str(error) or type(error).__name__
+
+
+class _ServerInfo(msgspec.Struct):
+    """What the router reads of a worker's `/server_info`; the name is that of existing PD systems."""
+
+    disaggregation_mode: str | None = None
 
 
 class WorkerRole(enum.StrEnum):
@@ -101,10 +108,31 @@ class Worker:
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
             self._set(False, f"/health: {connection_reason(error)}")
             return
-        if 200 <= response.status < 300:
-            self.mark_up()
-        else:
+        if not 200 <= response.status < 300:
             self._set(False, f"/health answers {response.status}")
+        elif not self.healthy and (wrong := await self._wrong_role(session, timeout, headers)):
+            if wrong != self.reason:
+                logger.error("%s gets no requests: %s", self, wrong)
+            self._set(False, wrong)
+        else:
+            self.mark_up()
+
+    async def _wrong_role(
+        self, session: aiohttp.ClientSession, limit: aiohttp.ClientTimeout, headers: dict[str, str]
+    ) -> str:
+        """Why a worker that is coming up is not what the flag said it is; empty when it is or doesn't say.
+
+        Two URLs that were mixed up would otherwise answer with one token and status 200."""
+        try:
+            async with session.get(f"{self.url}/server_info", timeout=limit, headers=headers) as response:
+                info = msgspec.json.decode(await response.read(), type=_ServerInfo)
+        except (aiohttp.ClientError, OSError, msgspec.DecodeError):
+            return ""
+        mode = info.disaggregation_mode
+        if mode is None or mode == self.role.value:
+            return ""
+        actual = "colocated" if mode == "null" else mode
+        return f"it is a {actual} worker, but was given as --{self.role}"
 
     async def monitor(self, session: aiohttp.ClientSession) -> None:
         """Poll for ever: every `health_interval` while up, more often while down, at once when told to."""

@@ -57,12 +57,12 @@ class _PeersFault(logging.Filter):
         return not isinstance(error, HttpProcessingError | web.RequestPayloadError | ConnectionError)
 
 
-_http_logger = logging.getLogger("diptych.server.http")
-_http_logger.addFilter(_PeersFault())
+http_logger = logging.getLogger("diptych.server.http")
+http_logger.addFilter(_PeersFault())
 
 
 def make_runner(app: web.Application) -> web.AppRunner:
     """A handler is cancelled when its client leaves: that is what frees the client's pages at once."""
     return web.AppRunner(
-        app, handler_cancellation=True, access_log=None, logger=_http_logger, shutdown_timeout=1.0
+        app, handler_cancellation=True, access_log=None, logger=http_logger, shutdown_timeout=1.0
     )

@@ -37,7 +37,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     frontend.check_model(asked.model)
     frontend.manager.check_admission()
     answer = _ChatAnswer(frontend, asked)
-    ids = await frontend.manager.encode(
+    ids = await frontend.manager.encode_prompt(
         render_chat(
             frontend,
             asked.messages,
@@ -46,6 +46,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
             extra=asked.chat_template_kwargs,
         ),
         add_special_tokens=False,
+        param="messages",
     )
     n = samples_per_prompt(asked.n)
     use_new_name = asked.max_completion_tokens is not None

@@ -110,7 +110,9 @@ async def tokenize_prompts(
 
 async def _from_text(frontend: Frontend, text: str, param: str) -> Prompt:
     # A tokenizer that begins every text with a special token would make one token of nothing.
-    ids = await frontend.manager.encode(text, add_special_tokens=True) if text else []
+    ids: list[int] = []
+    if text:
+        ids = await frontend.manager.encode_prompt(text, add_special_tokens=True, param=param)
     if not ids:
         raise BadRequest(f"{param} is empty", param=param)
     return Prompt(ids=ids, text=text)

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _MakeCall = Callable[[int], FlushCache | GetState]
 
-LONG_TEXT = 20_000
+LONG_TEXT = 2_000
 """Characters from which tokenising leaves the event loop (a few milliseconds)."""
 
 
@@ -123,6 +123,19 @@ class TokenizerManager:
         self._idle.set()
 
     # ---- requests ---------------------------------------------------------------------------------
+
+    async def encode_prompt(self, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
+        """Raises `BadRequest`, before any work, for a text that can't fit the context however it is cut."""
+        context_length = self.ready.result().context_length
+        least = len(text) // self.tokenizer.longest_token
+        if least > context_length:
+            raise BadRequest(
+                f"{param} has {len(text)} characters, which is more than {least} tokens; the context is "
+                f"{context_length}",
+                param=param,
+                code="context_length_exceeded",
+            )
+        return await self.encode(text, add_special_tokens=add_special_tokens)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         if len(text) < LONG_TEXT:

@@ -22,6 +22,7 @@ class Limits:
     """What the model can take."""
 
     context_length: int
+    """Tokens, prompt and output together."""
     vocab_size: int
 
 
@@ -80,14 +81,14 @@ def output_length(length: LengthFields, prompt_tokens: int, limits: Limits) -> i
         raise BadRequest(
             f"{length.max_name} must be at least {length.least}, got {_short(asked)}", param=length.max_name
         )
+    if room < min(1 if asked is None else asked, 1):
+        raise BadRequest(
+            f"the prompt has {prompt_tokens} tokens; with at least one token of output that is more than "
+            f"the context of {limits.context_length}",
+            param=length.prompt_name,
+            code="context_length_exceeded",
+        )
     if asked is None:
-        if room < 1:
-            raise BadRequest(
-                f"the prompt has {prompt_tokens} tokens; with at least one token of output that is more than "
-                f"the context of {limits.context_length}",
-                param=length.prompt_name,
-                code="context_length_exceeded",
-            )
         default: int | None = get_serving().default_max_tokens
         return room if default is None else min(room, default)
     if asked > room:

@@ -48,10 +48,13 @@ class Tokenizer:
         self._byte_level = decoder is not None and b"ByteLevel" in decoder.__getstate__()
         self._alphabet = _byte_level_alphabet() if self._byte_level else {}
         self._token_bytes: dict[int, bytes] = {}
+        self.longest_token = max(map(len, self._inner.get_vocab(with_added_tokens=True)))
+        """Characters: n tokens can't stand for more than n times as many."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids; special tokens written out in the text become themselves."""
-        return self._inner.encode(text, add_special_tokens=add_special_tokens).ids
+        # The batch form releases the interpreter lock; `encode` holds it for as long as it takes.
+        return self._inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return self._inner.decode(list(ids), skip_special_tokens=skip_special_tokens)

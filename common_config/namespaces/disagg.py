@@ -41,7 +41,7 @@ class Disagg(Namespace):
         30.0, help="Prefill's patience for its last pages in flight.", unit="seconds", gt=0, le=86400
     )
     heartbeat_interval: float = leaf(
-        1.0, help="Time between signs of life; two missed ones mean dead.", unit="seconds", gt=0, le=3600
+        3.0, help="Time between signs of life; two missed ones mean dead.", unit="seconds", gt=0, le=3600
     )
     nixl_ucx_tls: str | None = leaf(
         None,

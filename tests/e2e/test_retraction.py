@@ -45,11 +45,11 @@ def test_retracted_requests_resume_with_the_same_tokens(
     worker.wait_until_idle()
 
 
-def test_a_lone_request_that_outgrows_the_pool_fails_alone(served: Cluster | Colocated) -> None:
+def test_a_request_that_could_outgrow_the_pool_is_refused_alone(served: Cluster | Colocated) -> None:
     sampling = {"temperature": 0, "max_new_tokens": 1000, "ignore_eos": True}
     status, answer = served.client.post("/generate", {"text": "The sea", "sampling_params": sampling})
     assert status == 400, answer
-    assert "holds 512" in answer["error"]["message"]
+    assert "the context of 512" in answer["error"]["message"]
     decoding(served).wait_until_idle()
     answer = served.client.ok("/v1/completions", {"prompt": "The sea", "max_tokens": 4})
     assert answer["usage"]["completion_tokens"] == 4

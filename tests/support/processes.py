@@ -15,7 +15,7 @@ from pathlib import Path
 
 # Every process of one test run carries this in its environment, children and orphans included.
 RUN_ID = uuid.uuid4().hex
-MARKER = "DIPTYCH_TEST_RUN"
+MARKER = "TEST_RUN_OF_DIPTYCH"
 
 READY_SECONDS = 120.0
 
