@@ -33,7 +33,13 @@ from diptych.common_config.gates import turn_off_chunked_prefix_cache
 from diptych.common_config.namespaces.exec import AttentionPair
 from diptych.common_config.namespaces.router import PrefillAddress
 from diptych.common_config.programs import Program, Role
-from diptych.common_config.record import LaunchConfig, Provenance, builds_from_record, environment_of
+from diptych.common_config.record import (
+    LaunchConfig,
+    Provenance,
+    builds_from_record,
+    environment_of,
+    hide_secret,
+)
 from diptych.common_config.resolution import resolve
 from diptych.common_config.testing import override_config, reset_for_tests
 
@@ -64,6 +70,7 @@ __all__ = [
     "get_schedule",
     "get_serving",
     "get_spec",
+    "hide_secret",
     "override_config",
     "parse_command_line",
     "publish",

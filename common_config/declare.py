@@ -61,6 +61,8 @@ class Leaf:
     """What None stands for."""
     secret: bool = False
     program_defaults: Mapping[Program, object] = dataclasses.field(default_factory=dict)
+    refused_by: Mapping[Program, str] = dataclasses.field(default_factory=dict)
+    """Programs that have the leaf but settle it themselves, and why: another value is refused there."""
     element: Element | None = None
     metavar: str = ""
 
@@ -107,6 +109,7 @@ def leaf(
     open_means: str = "",
     secret: bool = False,
     program_defaults: Mapping[Program, object] | None = None,
+    refused_by: Mapping[Program, str] | None = None,
     element: Element | None = None,
     metavar: str = "",
 ) -> Any:
@@ -123,6 +126,7 @@ def leaf(
         open_means=open_means,
         secret=secret,
         program_defaults=program_defaults or {},
+        refused_by=refused_by or {},
         element=element,
         metavar=metavar,
     )

@@ -33,9 +33,10 @@ def help_text(program: Program) -> str:
     lines += _entry("-h, --help", "Print this and exit.")
     for namespace in program.namespaces:
         for path, declaration in declarations(namespace):
-            if declaration.leaves:
+            leaves = [leaf for leaf in declaration.leaves.values() if program not in leaf.refused_by]
+            if leaves:
                 lines += ["", f"{path}: {_first_line(declaration.__doc__)}"]
-                for leaf in declaration.leaves.values():
+                for leaf in leaves:
                     lines += _entry(_usage(leaf), f"{leaf.help} {_facts(leaf, program)}")
     lines += [
         "",

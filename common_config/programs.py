@@ -39,11 +39,9 @@ class Role(enum.Enum):
 
     PREFILL_FRONTEND = "prefill_frontend"
     PREFILL_SCHEDULER = "prefill_scheduler"
-    BOOTSTRAP = "bootstrap"
     DECODE_FRONTEND = "decode_frontend"
     DECODE_SCHEDULER = "decode_scheduler"
     COLOCATED_FRONTEND = "colocated_frontend"
     COLOCATED_SCHEDULER = "colocated_scheduler"
     ROUTER = "router"
     LOCAL = "local"
-    BENCH = "bench"

@@ -217,6 +217,11 @@ def _variable(leaf: Leaf, value: object) -> dict[str, str]:
     return {leaf.env: as_text(leaf, value)}
 
 
+def hide_secret(name: str, value: object) -> object:
+    """A value as it may be shown under this name: JSON-able, `<redacted>` if it is a secret leaf's."""
+    return plain(LEAVES.get(name), value)
+
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 

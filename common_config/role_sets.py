@@ -21,21 +21,18 @@ from diptych.common_config.record import did_you_mean
 MODE_VARIABLE = "DIPTYCH_ROLE_NAMESPACES"
 FILE_VARIABLE = "DIPTYCH_ROLE_NAMESPACES_FILE"
 
-_FRONTEND = frozenset({"model", "observability", "serving"})
+_FRONTEND = frozenset({"model", "observability", "parallel", "serving"})
 _SCHEDULER = frozenset({"device", "exec", "memory", "model", "observability", "schedule"})
 
 ROLE_SETS: dict[Role, frozenset[str] | None] = {
-    Role.PREFILL_FRONTEND: _FRONTEND | {"disagg", "schedule"},
-    Role.PREFILL_SCHEDULER: _SCHEDULER | {"disagg"},
+    Role.PREFILL_FRONTEND: _FRONTEND | {"disagg"},
+    Role.PREFILL_SCHEDULER: _SCHEDULER | {"disagg", "parallel"},
     Role.DECODE_FRONTEND: _FRONTEND | {"disagg"},
-    Role.DECODE_SCHEDULER: _SCHEDULER | {"disagg"},
+    Role.DECODE_SCHEDULER: _SCHEDULER | {"disagg", "parallel"},
     Role.COLOCATED_FRONTEND: _FRONTEND,
     Role.COLOCATED_SCHEDULER: _SCHEDULER,
     Role.ROUTER: frozenset({"observability", "router", "serving"}),
     Role.LOCAL: frozenset({"disagg", "model", "serving"}),
-    # Not recorded: no process plays these roles yet (the bootstrap service runs in prefill's frontend).
-    Role.BOOTSTRAP: None,
-    Role.BENCH: None,
 }
 
 

@@ -123,6 +123,13 @@ def _prefill(draft: Draft) -> object:
     return tuple(filled(address) for address in draft.prefill)
 
 
+@rule("connect_timeout", "request_timeout", name="no longer than a request")
+def _connect_timeout(draft: Draft) -> object:
+    if "connect_timeout" in draft.given:  # what was asked is refused by a check, never changed
+        return draft.connect_timeout
+    return min(draft.connect_timeout, draft.request_timeout)
+
+
 @check("tp_size")
 def _tensor_parallel(draft: Draft) -> Iterator[str]:
     if draft.tp_size > 1:
@@ -195,12 +202,20 @@ def _connecting_is_part_of_a_request(draft: Draft) -> Iterator[str]:
         )
 
 
+_REFUSED = tuple(name for name, leaf in LEAVES.items() if leaf.refused_by)
+
+
+@check(*_REFUSED)
+def _settled_by_the_program(draft: Draft) -> Iterator[str]:
+    for name in _REFUSED:
+        why = LEAVES[name].refused_by.get(draft.program)
+        if why and name in draft.given and draft.values[name] != LEAVES[name].default_for(draft.program):
+            yield f"{LEAVES[name].flag}: {draft.program.value} {why}"
+
+
 @check("prefill", "decode")
 def _router_workers(draft: Draft) -> Iterator[str]:
     if draft.program is Program.LOCAL:
-        for name in ("prefill", "decode"):
-            if name in draft.given and draft.values[name]:
-                yield f"--{name}: launch-local starts its own workers; use launch-router to pair others"
         return
     for name in ("prefill", "decode"):
         if not draft.values[name]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import time
 from dataclasses import dataclass
 
@@ -15,6 +17,8 @@ from diptych.kvtransfer.identity import Identity
 from diptych.kvtransfer.probe import Peer
 from diptych.kvtransfer.sender_peers import mismatch_text
 from diptych.kvtransfer.stats import TransferStats
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -55,6 +59,11 @@ class PrefillPeers:
         if address is None:
             return None
         peer = Peer(address.identity, address.control_address, bootstrap)
+        if peer.instance_id not in self._known:
+            logger.info(
+                "prefill worker %s of bootstrap service %s:%d has published %s",
+                peer.instance_id, *bootstrap, json.dumps(route.published),
+            )  # fmt: skip
         return self._known.setdefault(peer.instance_id, PrefillPeer(peer))
 
     def mismatch(self, route: Route) -> str | None:

@@ -61,8 +61,16 @@ class PrefillSender:
         """`tcp://host:port`."""
         return self._control.address
 
-    def route(self, *, worker_id: str, rank: int = 0, world_size: int = 1) -> RankRoute:
-        """This rank's registration at the bootstrap service. `worker_id`: one per worker start."""
+    def route(
+        self,
+        *,
+        worker_id: str,
+        published: dict[str, dict[str, object]] | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> RankRoute:
+        """This rank's registration at the bootstrap service. `worker_id`: one per worker start; `published`:
+        the bags that peers may know, by namespace."""
         return RankRoute(
             version=wire.PROTOCOL_VERSION,
             worker_id=worker_id,
@@ -72,6 +80,7 @@ class PrefillSender:
             control_address=self.control_address,
             fingerprint=self._fingerprint,
             backend=self._backend.name,
+            published=published or {},
         )
 
     @property

@@ -16,8 +16,10 @@ from prometheus_client import CollectorRegistry
 from diptych.common_config import (
     LaunchConfig,
     Role,
+    as_dict,
     get_disagg,
     get_observability,
+    get_parallel,
     get_schedule,
     publish,
 )
@@ -132,7 +134,12 @@ def _prefill(parts: SchedulerParts, model_dir: Path) -> RoleParts:
     register(
         disagg.disaggregation_advertise_host,
         disagg.disaggregation_bootstrap_port,
-        sender.route(worker_id=identity.instance_id),
+        sender.route(
+            worker_id=identity.instance_id,
+            # After the runner is built: what a load-time gate turned off is off in here too.
+            published={"schedule": as_dict(get_schedule()), "disagg": as_dict(disagg)},
+            world_size=get_parallel().world_size,
+        ),
         timeout=disagg.handshake_timeout,
     )
     queue = build_prompt_queue(parts.runner, keep_free=lambda: 0)
@@ -151,6 +158,7 @@ def _decode(parts: SchedulerParts, model_dir: Path) -> RoleParts:
         port=disagg.disaggregation_control_port,
         settings=_settings(),
         stats=_stats(parts),
+        world_size=get_parallel().world_size,
     )
     scheduler = DecodeScheduler(
         parts,

@@ -19,10 +19,8 @@ from aiohttp import web
 from diptych.common_config import (
     Program,
     Role,
-    as_dict,
     get_model,
     get_observability,
-    get_schedule,
     get_serving,
     parse_command_line,
     publish,
@@ -132,7 +130,7 @@ async def _start_bootstrap(listener: socket.socket | None) -> web.AppRunner | No
     if listener is None:
         return None
     runner = web.AppRunner(
-        make_bootstrap_app(schedule=as_dict(get_schedule())),
+        make_bootstrap_app(),
         access_log=None,
         logger=http_logger,
         shutdown_timeout=1.0,

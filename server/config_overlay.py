@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from diptych.common_config import readback
+from diptych.common_config import hide_secret, readback
 
 logger = logging.getLogger(__name__)
 
@@ -20,9 +20,20 @@ class ConfigOverlay:
     def record_config_updates(self, source: str, /, **values: object) -> None:
         """`source` changed these for this engine: leaves, or facts of its own (weight version)."""
         for name, value in values.items():
-            self._log.append({"source": source, "name": name, "value": value})
-            logger.info("%s sets %s = %r for this engine", source, name, value)
-        self._values.update(values)
+            shown = hide_secret(name, value)
+            self._log.append({"source": source, "name": name, "value": shown})
+            logger.info("%s sets %s = %r for this engine", source, name, shown)
+            self._values[name] = shown
+
+    def withdraw_config_updates(self, source: str, /, *names: str) -> None:
+        """`source` undid these (a cache tier is detached): what the process published shows again. Raises
+        `KeyError` for a name that isn't recorded, before anything changes."""
+        for name in names:
+            self._values[name]
+        for name in names:
+            del self._values[name]
+            self._log.append({"source": source, "name": name, "withdrawn": True})
+            logger.info("%s withdraws %s for this engine", source, name)
 
     def config_value(self, name: str) -> object:
         """The value in effect for this engine. Raises `KeyError` for a name nobody declared or recorded."""

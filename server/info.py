@@ -7,7 +7,7 @@ import importlib.metadata
 from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from diptych.common_config import get_serving, readback
+from diptych.common_config import get_parallel, get_serving, readback
 from diptych.server.errors import ApiError, ModelNotFound
 from diptych.server.frontend import FRONTEND, Frontend
 from diptych.server.sse import json_response
@@ -77,7 +77,7 @@ async def server_info(request: web.Request) -> web.Response:
             "served_model_name": facts.served_name,
             "model_type": facts.model_type,
             "architectures": facts.architectures,
-            "dp_size": 1,
+            "dp_size": get_parallel().dp_size,
             "max_total_num_tokens": facts.max_total_tokens,
             "context_length": facts.limits.context_length,
             "vocab_size": facts.limits.vocab_size,

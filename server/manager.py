@@ -313,6 +313,9 @@ class TokenizerManager:
     def record_config_updates(self, source: str, /, **values: object) -> None:
         self.overlay.record_config_updates(source, **values)
 
+    def withdraw_config_updates(self, source: str, /, *names: str) -> None:
+        self.overlay.withdraw_config_updates(source, *names)
+
     def config_value(self, name: str) -> object:
         return self.overlay.config_value(name)
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from diptych.common_config.declare import OPEN, Namespace, leaf
+from diptych.common_config.programs import Program
 
 TRANSFER_BACKENDS = ("nixl",)
 """Every transfer backend that crosses processes: the one list that flags are checked against."""
+
+
+_FREE_PORTS = {Program.LOCAL: "gives its workers free ports"}
 
 
 class Disagg(Namespace):
@@ -17,7 +21,11 @@ class Disagg(Namespace):
         choices=TRANSFER_BACKENDS,
     )
     disaggregation_bootstrap_port: int = leaf(
-        8998, help="Port of the prefill's bootstrap service; 0 takes a free one.", ge=0, le=65535
+        8998,
+        help="Port of the prefill's bootstrap service; 0 takes a free one.",
+        ge=0,
+        le=65535,
+        refused_by=_FREE_PORTS,
     )
     disaggregation_advertise_host: str = leaf(
         OPEN,
@@ -26,7 +34,11 @@ class Disagg(Namespace):
         metavar="HOST",
     )
     disaggregation_control_port: int = leaf(
-        0, help="Port for control messages between schedulers; 0 takes a free one.", ge=0, le=65535
+        0,
+        help="Port for control messages between schedulers; 0 takes a free one.",
+        ge=0,
+        le=65535,
+        refused_by=_FREE_PORTS,
     )
     handshake_timeout: float = leaf(
         10.0, help="Decode's patience for the prefill's bootstrap service.", unit="seconds", gt=0, le=86400

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from diptych.common_config.declare import Element, Namespace, leaf
+from diptych.common_config.programs import Program
 
 DEFAULT_PORT = 0
 """`bootstrap_port` of an entry that doesn't name one, until resolution fills in the router's default."""
@@ -19,6 +20,9 @@ class PrefillAddress(msgspec.Struct, frozen=True):
     url: str
     bootstrap_port: int | None = DEFAULT_PORT
     """Port of its bootstrap service; None when it has none."""
+
+
+_OWN_WORKERS = {Program.LOCAL: "starts its own workers; use launch-router to pair others"}
 
 
 def parse_url(words: Sequence[str]) -> str:
@@ -74,8 +78,14 @@ class Router(Namespace):
         (),
         help="A prefill worker and the port of its bootstrap service (none: it has none). Repeatable.",
         element=Element(parse_prefill, "URL [BOOTSTRAP_PORT]", words=prefill_words, max_words=2),
+        refused_by=_OWN_WORKERS,
     )
-    decode: tuple[str, ...] = leaf((), help="A decode worker. Repeatable.", element=Element(parse_url, "URL"))
+    decode: tuple[str, ...] = leaf(
+        (),
+        help="A decode worker. Repeatable.",
+        element=Element(parse_url, "URL"),
+        refused_by=_OWN_WORKERS,
+    )
     policy: str = leaf(
         "round_robin", help="How a worker of each side is picked.", choices=("round_robin", "random")
     )
@@ -92,5 +102,9 @@ class Router(Namespace):
         2.0, help="Time between two health checks of a worker.", unit="seconds", gt=0, le=3600
     )
     default_bootstrap_port: int = leaf(
-        8998, help="Bootstrap port of a --prefill that doesn't name one.", ge=1, le=65535
+        8998,
+        help="Bootstrap port of a --prefill that doesn't name one.",
+        ge=1,
+        le=65535,
+        refused_by={Program.LOCAL: "tells its router the ports itself"},
     )

@@ -25,6 +25,8 @@ class RankRoute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     fingerprint: Fingerprint
     backend: str
     """Name of the transfer backend; both sides must use the same."""
+    published: dict[str, dict[str, Any]] = {}
+    """The scheduler's effective bags that a peer may know, by namespace, with nothing secret in them."""
 
     def problem(self) -> str | None:
         """Why the values can't be, or None."""
@@ -54,5 +56,5 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     ranks: list[RankAddress]
     """In rank order."""
-    schedule: dict[str, Any] = {}
-    """The prefill worker's published `schedule` bag."""
+    published: dict[str, dict[str, Any]] = {}
+    """Rank 0's published bags: `schedule` and `disagg`. For a look: what must agree is in the fingerprint."""

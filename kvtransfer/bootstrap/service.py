@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 import msgspec
 from aiohttp import web
@@ -16,8 +16,7 @@ _MAX_BODY_BYTES = 1 << 20
 class RouteTable:
     """The ranks of the latest worker start. Ready once every distinct rank of it has registered."""
 
-    def __init__(self, schedule: Mapping[str, object]) -> None:
-        self._schedule = dict(schedule)
+    def __init__(self) -> None:
         self._ranks: dict[int, RankRoute] = {}
 
     def put(self, rank: RankRoute) -> str | None:
@@ -54,12 +53,8 @@ class RouteTable:
                 RankAddress(rank=r.rank, identity=r.identity, control_address=r.control_address)
                 for r in ranks
             ],
-            schedule=self._schedule,
+            published=ranks[0].published,
         )
-
-    @property
-    def schedule(self) -> dict[str, object]:
-        return self._schedule
 
 
 _TABLE = web.AppKey("table", RouteTable)
@@ -93,10 +88,6 @@ async def _get_route(request: web.Request) -> web.Response:
     return _json(table.route())
 
 
-async def _get_schedule(request: web.Request) -> web.Response:
-    return _json(request.app[_TABLE].schedule)
-
-
 async def _health(request: web.Request) -> web.Response:
     missing = request.app[_TABLE].missing()
     return _json({"status": missing or "ok"}, 503 if missing else 200)
@@ -115,13 +106,11 @@ async def _errors_as_json(request: web.Request, handler: _Handler) -> web.Stream
         return _json({"error": error.reason}, error.status)
 
 
-def make_bootstrap_app(*, schedule: Mapping[str, object] | None = None) -> web.Application:
-    """Routes `PUT /route`, `GET /route`, `GET /schedule`, `GET /health`. `schedule` is the worker's
-    published schedule bag as plain JSON values. Bad input gets a 4xx with `{"error": reason}`."""
+def make_bootstrap_app() -> web.Application:
+    """Routes `PUT /route`, `GET /route`, `GET /health`. Bad input gets a 4xx with `{"error": reason}`."""
     app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_errors_as_json])
-    app[_TABLE] = RouteTable(schedule or {})
+    app[_TABLE] = RouteTable()
     app.router.add_put("/route", _put_route)
     app.router.add_get("/route", _get_route)
-    app.router.add_get("/schedule", _get_schedule)
     app.router.add_get("/health", _health)
     return app

@@ -11,7 +11,10 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 
-from diptych.common_config.namespaces import LEAVES, NAMESPACES
+from diptych.common_config.derivation import derive_all
+from diptych.common_config.namespaces import DERIVED, LEAVES, NAMESPACES
+from diptych.common_config.record import LaunchConfig
+from diptych.common_config.rules import RULES
 
 MAKERS = {"parse_command_line", "resolve", "LaunchConfig"}
 COPIERS = {"copy", "deepcopy", "replace", "derive", "cast"}
@@ -23,6 +26,19 @@ DYNAMIC = {"getattr", "setattr", "delattr", "hasattr", "vars", "asdict", "__seta
 def census(modules: Mapping[str, ast.Module]) -> list[str]:
     """`module:line: what is wrong`, in order."""
     return _Census(modules).violations()
+
+
+def unread(modules: Mapping[str, ast.Module], record: LaunchConfig) -> set[str]:
+    """Declared leaves that nothing uses: no code reads them from a bag or a record, and nothing that is used
+    derives or resolves from them (a check that refuses values is no use)."""
+    used = _Census(modules).reads()
+    _, inputs = derive_all(record.program, record.values())
+    for name in used & set(DERIVED):
+        used = used | inputs[name]
+    before = -1
+    while before != (before := len(used)):
+        used = used.union(*(rule.needs for rule in RULES if rule.leaf in used))
+    return {*LEAVES, *DERIVED} - used
 
 
 def _callee(call: ast.Call) -> str:
@@ -180,6 +196,17 @@ class _Census:
                 kind = self._kind(value, scope)
                 if kind is not None:
                     inner.kinds.setdefault(name, kind)
+
+    def reads(self) -> set[str]:
+        """Leaves that are read as attributes of a bag or a record."""
+        return {
+            node.attr
+            for scope in self.scopes
+            for node in _own_nodes(scope.node)
+            if isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Load)
+            and self._kind(node.value, scope) is not None
+        }
 
     # ---- what is forbidden ------------------------------------------------------------------------
 

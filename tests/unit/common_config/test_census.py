@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from unit.common_config.census import census
+from unit.common_config.census import census, unread
 from unit.common_config.sources import modules, parse
+
+from diptych.common_config import Program, resolve
+from diptych.common_config.namespaces import DERIVED, LEAVES
 
 
 def test_the_project_reads_bags_and_builds_from_records_only_where_it_says_so() -> None:
@@ -126,3 +129,26 @@ def test_a_planted_read_of_an_undeclared_leaf_is_found(text: str) -> None:
 )
 def test_what_is_allowed_is_not_reported(text: str) -> None:
     assert census(parse(planted=IMPORTS + text)) == []
+
+
+def test_every_declared_leaf_is_used_by_something() -> None:
+    record = resolve(Program.LOCAL, env={})
+    assert unread(modules(without=("common_config",)), record) == set()
+
+
+def test_a_leaf_that_nothing_reads_is_found() -> None:
+    record = resolve(Program.LOCAL, env={})
+    text = "def f():\n    bag = get_schedule()\n    return bag.prefill_token_budget, get_router().prefill\n"
+    text += "def g(r: LaunchConfig):\n    return r.derive('x', port=1)  # sets, does not read\n"
+    text += "@builds_from_record\ndef h(r: LaunchConfig):\n    return r.host\n"
+    used = {*LEAVES, *DERIVED} - unread(parse(planted=IMPORTS + text), record)
+    assert used == {
+        *("prefill_token_budget", "chunked_prefill_size", "disable_chunked_prefix_cache"),
+        *("prefill", "default_bootstrap_port", "host"),
+    }
+
+
+def test_flags_that_lose_their_only_reader_are_found() -> None:
+    left = modules(without=("common_config",))
+    del left["diptych.server.sampling_options"]
+    assert unread(left, resolve(Program.LOCAL, env={})) == {"max_n", "default_max_tokens"}

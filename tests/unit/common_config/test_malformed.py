@@ -76,7 +76,9 @@ FLAGS = [
     (["--config", "/"], "--config /: can't be read: Is a directory"),
     (["--print-config", "xml"], "--print-config: 'xml' is not one of text, json"),
     (["--tp-size", "2"], "tensor parallelism is not supported yet"),
-    (["--prefill", "http://a:1"], "launch-local starts its own workers"),
+    (["--prefill", "http://a:1"], "--prefill: launch-local starts its own workers"),
+    (["--disaggregation-bootstrap-port", "1"], "launch-local gives its workers free ports"),
+    (["--default-bootstrap-port", "1"], "launch-local tells its router the ports itself"),
 ]
 
 

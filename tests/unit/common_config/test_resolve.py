@@ -108,6 +108,18 @@ def test_impossible_combinations_are_refused(flags: dict[str, object], message: 
     assert re.search(message, problem), problem
 
 
+def test_a_short_request_timeout_shortens_the_connect_timeout_unless_that_was_asked() -> None:
+    record = resolve(Program.ROUTER, flags={**WORKERS, "request_timeout": 1}, env={})
+    assert record.connect_timeout == 1
+    assert str(record.provenance["connect_timeout"]) == "resolved: no longer than a request"
+    with pytest.raises(ConfigError, match=r"--connect-timeout 5 is longer .* comes from DIPTYCH_CONNECT"):
+        resolve(
+            Program.ROUTER,
+            flags={**WORKERS, "request_timeout": 1},
+            env={"DIPTYCH_CONNECT_TIMEOUT": "5"},
+        )
+
+
 def test_only_a_worker_with_a_bootstrap_service_minds_its_port() -> None:
     assert worker(Program.DECODE, port=8998).port == 8998
     assert worker(Program.LOCAL, port=8998).port == 8998

@@ -46,11 +46,11 @@ def test_record_writes_each_pair_once_and_at_once(tmp_path: Path, monkeypatch: p
         assert get_schedule().page_size == 16
     assert collect(path) == {Role.DECODE_SCHEDULER: frozenset({"schedule"})}
     assert len(path.read_text().splitlines()) == 2
-    publish_as(Role.BENCH)
+    publish_as(Role.ROUTER)
     get_serving()
     assert collect(path) == {
         Role.DECODE_SCHEDULER: frozenset({"schedule"}),
-        Role.BENCH: frozenset({"serving"}),
+        Role.ROUTER: frozenset({"serving"}),
     }
 
 
@@ -70,32 +70,32 @@ def test_a_recorded_pair_survives_kill_9(tmp_path: Path) -> None:
 
 def test_enforce_fails_closed_and_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MODE_VARIABLE, "enforce")
-    monkeypatch.setitem(ROLE_SETS, Role.BOOTSTRAP, frozenset({"schedule"}))
-    publish_as(Role.BOOTSTRAP)
+    monkeypatch.setitem(ROLE_SETS, Role.LOCAL, frozenset({"schedule"}))
+    publish_as(Role.LOCAL)
     assert get_schedule().page_size == 16
     for _ in range(2):
         with pytest.raises(RoleNamespaceError) as caught:
             get_memory()
     message = str(caught.value)
-    assert message.startswith(f"role bootstrap read namespace memory at {__file__}:")
+    assert message.startswith(f"role local read namespace memory at {__file__}:")
     assert "outside its set (schedule)" in message
     assert "DIPTYCH_ROLE_NAMESPACES=record" in message
     assert "common_config/role_sets.py" in message
-    with pytest.raises(ConfigError, match="role bootstrap may not touch max_total_tokens of memory"):
+    with pytest.raises(ConfigError, match="role local may not touch max_total_tokens of memory"):
         get_context().override("gate", max_total_tokens=64)
     assert set(readback()["bags"]) == {"schedule"}
 
 
 def test_a_role_without_a_recorded_run_may_read_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MODE_VARIABLE, "enforce")
-    monkeypatch.setitem(ROLE_SETS, Role.BOOTSTRAP, None)
-    publish_as(Role.BOOTSTRAP)
+    monkeypatch.setitem(ROLE_SETS, Role.LOCAL, None)
+    publish_as(Role.LOCAL)
     assert get_memory().max_total_tokens is None
 
 
 def test_off_does_not_look_at_the_sets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ROLE_SETS, Role.BENCH, frozenset())
-    publish_as(Role.BENCH)
+    monkeypatch.setitem(ROLE_SETS, Role.ROUTER, frozenset())
+    publish_as(Role.ROUTER)
     assert get_memory().max_total_tokens is None
 
 

@@ -59,7 +59,7 @@ class Service:
 
     def _run(self) -> None:
         async def start() -> web.AppRunner:
-            runner = web.AppRunner(make_bootstrap_app(schedule={"page_size": PAGE_SIZE}))
+            runner = web.AppRunner(make_bootstrap_app())
             await runner.setup()
             site = web.TCPSite(runner, "127.0.0.1", self._wanted)
             await site.start()

@@ -34,7 +34,7 @@ def rank(index: int, world_size: int = 1, worker_id: str = "w1", **changes: obje
 
 @pytest_asyncio.fixture
 async def client() -> AsyncIterator[Client]:
-    async with TestClient(TestServer(make_bootstrap_app(schedule={"page_size": 4}))) as made:
+    async with TestClient(TestServer(make_bootstrap_app())) as made:
         yield made
 
 
@@ -74,10 +74,10 @@ async def test_new_worker_start_replaces_the_old_one_wholesale(client: Client) -
     assert (await (await client.get("/route")).json())["worker_id"] == "w2"
 
 
-async def test_published_schedule_is_served(client: Client) -> None:
-    assert await (await client.get("/schedule")).json() == {"page_size": 4}
-    await put(client, rank(0))
-    assert (await (await client.get("/route")).json())["schedule"] == {"page_size": 4}
+async def test_what_the_scheduler_published_is_passed_on(client: Client) -> None:
+    published = {"schedule": {"page_size": 4}, "disagg": {"transfer_timeout": 2.5}}
+    await put(client, rank(0, published=published))
+    assert (await (await client.get("/route")).json())["published"] == published
 
 
 @pytest.mark.parametrize(

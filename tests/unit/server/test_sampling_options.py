@@ -97,8 +97,8 @@ def test_without_a_length_the_rest_of_the_context_is_used():
     ("prompt", "max_tokens", "param"),
     [
         (96, 5, "max_tokens"),
-        (100, 1, "max_tokens"),
-        (101, 0, "max_tokens"),
+        (100, 1, "prompt"),  # no output would help: the prompt is what is too long
+        (101, 0, "prompt"),
         (100, None, "prompt"),
         (10, 10**30, "max_tokens"),
     ],
