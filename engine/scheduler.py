@@ -11,7 +11,7 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import zmq
 from prometheus_client import CollectorRegistry
@@ -166,7 +166,8 @@ class Scheduler(ABC):
                         call_id=call_id,
                         metrics=self.metrics.exposition(),
                         load=self.load(),
-                        config=readback(),
+                        # What was asked, what is in effect, and what the runner was built with.
+                        config={**readback(), "runner": asdict(self.runner.facts)},
                     )
                 )
             case Drain():

@@ -148,7 +148,8 @@ class StateReply(msgspec.Struct, frozen=True, kw_only=True, tag="state_reply"):
     """`num_running_reqs`, `num_waiting_reqs`, `num_used_tokens`, and the pool's page counts
     `pages_total`, `pages_free`, `pages_cached`, `pages_held`, `pages_quarantined`."""
     config: dict[str, object]
-    """The effective bags of the scheduler process, overrides included (see `common_config.readback`)."""
+    """The effective bags of the scheduler process, overrides included (see `common_config.readback`); under
+    `runner` what was constructed."""
 
 
 SchedulerMessage = OutputBatch | SchedulerReady | FlushReply | StateReply

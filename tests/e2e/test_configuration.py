@@ -17,6 +17,7 @@ from support.cluster import MODEL
 from support.processes import Launched, children_of, command_line
 
 from diptych.common_config import Role
+from diptych.common_config.namespaces.exec import ATTENTION_BACKENDS
 from diptych.common_config.role_sets import ROLE_SETS
 
 NARROWED = Path(support.__file__).with_name("narrowed_role.py")
@@ -81,6 +82,10 @@ def test_no_child_shows_a_secret_in_its_arguments_or_its_account_of_itself(local
         info = ask(f"{url}/server_info")
         assert info["record"]["api_key"] == "<redacted>"
         assert SECRET not in json.dumps(info)
+        # The leaf keeps what was asked (nothing); the runner says what was built.
+        assert info["scheduler"]["bags"]["exec"]["kernel"]["attention_backends"] == [None, None]
+        assert info["scheduler"]["runner"]["prefill_attention_backend"] in ATTENTION_BACKENDS
+        assert info["scheduler"]["runner"]["dtype"] == "bfloat16"
     assert SECRET not in json.dumps(ask(f"{local.url}/server_info"))
 
 

@@ -28,10 +28,15 @@ def census(modules: Mapping[str, ast.Module]) -> list[str]:
     return _Census(modules).violations()
 
 
+def reads(modules: Mapping[str, ast.Module]) -> set[str]:
+    """Names that are read from bags and records."""
+    return _Census(modules).reads()
+
+
 def unread(modules: Mapping[str, ast.Module], record: LaunchConfig) -> set[str]:
     """Declared leaves that nothing uses: no code reads them from a bag or a record, and nothing that is used
     derives or resolves from them (a check that refuses values is no use)."""
-    used = _Census(modules).reads()
+    used = reads(modules)
     _, inputs = derive_all(record.program, record.values())
     for name in used & set(DERIVED):
         used = used | inputs[name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from unit.common_config.census import census, unread
+from unit.common_config.census import census, reads, unread
 from unit.common_config.sources import modules, parse
 
 from diptych.common_config import Program, resolve
@@ -152,3 +152,25 @@ def test_flags_that_lose_their_only_reader_are_found() -> None:
     left = modules(without=("common_config",))
     del left["diptych.server.sampling_options"]
     assert unread(left, resolve(Program.LOCAL, env={})) == {"max_n", "default_max_tokens"}
+
+
+ATTENTION = {"attention_backend", "prefill_attention_backend", "decode_attention_backend"}
+"""What a launch may name one of; only the pair derived from them, fallback applied, may decide anything."""
+
+
+def test_no_decision_reads_one_of_the_three_attention_flags() -> None:
+    found = reads(modules(without=("common_config",)))
+    assert "attention_backends" in found
+    assert not found & ATTENTION
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f():\n    return get_exec().kernel.attention_backend",
+        "def f():\n    kernel = get_exec().kernel\n    return kernel.prefill_attention_backend",
+        "def g(bag):\n    return bag.decode_attention_backend\ndef f():\n    g(get_exec().kernel)",
+    ],
+)
+def test_a_planted_read_of_one_of_them_is_found(text: str) -> None:
+    assert reads(parse(planted=IMPORTS + text)) & ATTENTION
