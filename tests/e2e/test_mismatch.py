@@ -66,7 +66,7 @@ def test_names_each_field_with_both_values_on_both_legs(prefill: Worker, differe
             assert status >= 500
             assert all(word in answer["error"]["message"] for word in expected), answer
         # Not by waiting for a deadline, all of which are longer.
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 1
         status, answer = ask(prefill, decode)
         assert status >= 500
         assert all(word in answer["error"]["message"] for word in expected), answer
