@@ -114,7 +114,7 @@ async def test_state_changing_calls_reach_every_worker(make_worker, kit, path):
         async with router.post(path, {"rid": "r1"}) as response:
             assert response.status == 502
             assert [w["status"] for w in await response.json()] == [200, None]
-    assert prefill.other[0] == ("POST", path, b'{"rid": "r1"}')
+    assert ("POST", path, b'{"rid": "r1"}') in prefill.other
 
 
 async def test_get_load_names_each_worker(make_worker, kit):

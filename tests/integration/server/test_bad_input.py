@@ -49,7 +49,7 @@ CASES = [
     (TEXT, {"prompt": [49152]}, 400, "prompt"),
     (TEXT, {"prompt": [[1], [-1]]}, 400, "prompt[1]"),
     (TEXT, {"prompt": [1] * 8193}, 400, "prompt"),
-    (TEXT, {"prompt": [1] * 8192, "max_tokens": 1}, 400, "max_tokens"),
+    (TEXT, {"prompt": [1] * 8192, "max_tokens": 1}, 400, "prompt"),
     (TEXT, {"prompt": "x", "logprobs": 99}, 400, "logprobs"),
     (TEXT, {"prompt": "x", "best_of": 5}, 400, "best_of"),
     (TEXT, {"prompt": "x", "min_tokens": 5, "max_tokens": 4}, 400, "min_tokens"),
