@@ -9,6 +9,7 @@ import torch
 from diptych.engine.kv_layout import KVLayout
 from diptych.engine.page_allocator import OutOfPages, PageAllocator
 from diptych.engine.radix_cache import PrefixMatch, RadixCache
+from diptych.engine.slab import allocate_slab
 
 
 class KVPool:
@@ -18,12 +19,7 @@ class KVPool:
         self.layout = layout
         self.allocator = PageAllocator(num_pages)
         self.radix = RadixCache(layout.page_size, enabled=cache)
-        # Zeros, not empty: masked positions still enter the value product, and 0 · NaN is NaN.
-        self.slab = torch.zeros(
-            (num_pages, layout.num_layers, 2, layout.kv_heads, layout.page_size, layout.head_dim),
-            dtype=getattr(torch, layout.dtype),
-            device=device,
-        )
+        self.slab = allocate_slab(layout, num_pages, device)
 
     @property
     def available(self) -> int:
