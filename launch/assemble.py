@@ -5,7 +5,6 @@ The one place where configuration meets the engine: everything below it takes pl
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,8 +29,6 @@ from diptych.engine.weights.identity import dummy_identity, model_identity
 from diptych.engine.weights.loader import load_model
 from diptych.kernels.registry import make_attention_backend, resolve_attention_backend
 from diptych.launch.errors import StartupError
-
-log = logging.getLogger(__name__)
 
 
 def choose_device() -> torch.device:

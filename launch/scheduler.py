@@ -49,8 +49,6 @@ from diptych.launch.errors import StartupError
 from diptych.launch.processes import SchedulerStart, read_start
 from diptych.prefill.scheduler import PrefillScheduler
 
-log = logging.getLogger(__name__)
-
 STDIN = 0
 
 

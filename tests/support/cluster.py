@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from support.client import Client
 from support.processes import Launched
@@ -127,9 +126,3 @@ class Colocated:
             self.worker.launched.stop()
         finally:
             self.worker.launched.kill()
-
-
-def generated_ids(answer: dict[str, Any]) -> list[int]:
-    """Output token ids of a `/generate` answer."""
-    ids: list[int] = answer["output_ids"]
-    return ids
