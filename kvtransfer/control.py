@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 
 import zmq
 
 from diptych.kvtransfer import wire
 from diptych.kvtransfer.identity import Identity
 from diptych.kvtransfer.link import PeerLink, set_common_options
+from diptych.kvtransfer.plane import ControlPlane, Inbound, LinkDown
 from diptych.kvtransfer.stats import TransferStats
 
 logger = logging.getLogger(__name__)
@@ -18,25 +18,7 @@ _MAX_MESSAGES_PER_STEP = 256
 _CLOSE_LINGER_MS = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Inbound:
-    """A well-formed message for this process."""
-
-    source: str
-    body: wire.ControlMessage
-    via: bytes | PeerLink
-    """The connection it came by: a routing id of the ROUTER, or a link (an answer to what we sent)."""
-
-
-@dataclass(frozen=True, slots=True)
-class LinkDown:
-    target: str
-    reason: str
-
-
-class ControlEndpoint:
-    """Owned by the scheduler's thread; nothing here blocks."""
-
+class ControlEndpoint(ControlPlane):
     def __init__(
         self, identity: Identity, host: str, port: int, heartbeat_interval: float, stats: TransferStats
     ) -> None:
@@ -66,26 +48,26 @@ class ControlEndpoint:
             sockets += [link.socket, link.monitor]
         return sockets
 
+    def next_deadline(self) -> float | None:
+        return None
+
     def link(self, target: str, address: str) -> None:
-        """Have a link to this process start; an existing one is kept. Raises `TransferError` for an address
-        that can't be one."""
         if target not in self._links:
             self._links[target] = PeerLink(self._context, address, target, self._heartbeat_interval)
 
-    def has_link(self, target: str) -> bool:
-        return target in self._links
+    def unlink(self, target: str) -> None:
+        self._close_link(target, _CLOSE_LINGER_MS)
 
-    def unlink(self, target: str, linger_ms: int = _CLOSE_LINGER_MS) -> None:
+    def _close_link(self, target: str, linger_ms: int) -> None:
         link = self._links.pop(target, None)
         if link is not None:
             link.close(linger_ms)
 
     def send(self, target: str, body: wire.ControlMessage) -> None:
-        """Over the link to `target`, which must exist. Raises `wire.WireError` when it is too large."""
         self._links[target].send(wire.encode(self.instance_id, target, body))
 
     def reply(self, inbound: Inbound, body: wire.ControlMessage) -> None:
-        """Over the connection a message came by, link or not."""
+        assert isinstance(inbound.via, bytes | PeerLink)
         self._reply_frames(inbound.via, wire.encode(self.instance_id, inbound.source, body))
 
     def _reply_frames(self, via: bytes | PeerLink, frames: list[bytes]) -> None:
@@ -99,7 +81,6 @@ class ControlEndpoint:
             logger.warning("answer to a control message dropped: %s", error)
 
     def step(self) -> list[Inbound | LinkDown]:
-        """Everything that has come since the last call, messages before losses of their connection."""
         news: list[Inbound | LinkDown] = []
         for _ in range(_MAX_MESSAGES_PER_STEP):
             if not self._router.poll(0):
@@ -113,7 +94,7 @@ class ControlEndpoint:
                 self._read(link.socket.recv_multipart(), link, news)
             reason = link.check()
             if reason is not None:
-                self.unlink(link.target, 0)
+                self._close_link(link.target, 0)
                 news.append(LinkDown(link.target, reason))
         return news
 
@@ -138,7 +119,8 @@ class ControlEndpoint:
             if not isinstance(via, PeerLink) and not isinstance(envelope.body, wire.Refused):
                 self._refuse(via, envelope.source, "the addressee has been replaced by a new worker process")
             return
-        news.append(Inbound(envelope.source, envelope.body, via))
+        link = via.target if isinstance(via, PeerLink) else None
+        news.append(Inbound(envelope.source, envelope.body, via, link))
 
     def _refuse(self, via: bytes, source: str, reason: str) -> None:
         # Nobody ran anything for this message: worth another try once the new process is known.
@@ -146,7 +128,6 @@ class ControlEndpoint:
         self._reply_frames(via, wire.encode(self.instance_id, source, refusal))
 
     def close(self) -> None:
-        """Idempotent. What was queued last (aborts) gets a moment to leave."""
         for target in list(self._links):
             self.unlink(target)
         if not self._router.closed:

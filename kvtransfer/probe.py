@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import queue
 import socket
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from diptych.kvtransfer.bootstrap.client import fetch_route
 from diptych.kvtransfer.errors import TransferError
 from diptych.kvtransfer.identity import Identity
-from diptych.kvtransfer.wakeup import Wakeup
+from diptych.kvtransfer.wakeup import BackgroundPool
 
 _CONNECT_TIMEOUT_S = 2.0
 
@@ -53,9 +53,9 @@ def proof_of_death(peer: Peer) -> str | None:
 class DeathProbe:
     """Runs `proof_of_death` off the scheduler's thread; one probe per peer at a time."""
 
-    def __init__(self, pool: ThreadPoolExecutor, wakeup: Wakeup) -> None:
+    def __init__(self, pool: BackgroundPool, prove: Callable[[Peer], str | None] = proof_of_death) -> None:
         self._pool = pool
-        self._wakeup = wakeup
+        self._prove = prove
         self._running: set[str] = set()
         self._verdicts: queue.SimpleQueue[tuple[str, str | None]] = queue.SimpleQueue()
 
@@ -67,10 +67,9 @@ class DeathProbe:
     def _run(self, peer: Peer) -> None:
         verdict: str | None = None
         try:
-            verdict = proof_of_death(peer)
+            verdict = self._prove(peer)
         finally:
             self._verdicts.put((peer.instance_id, verdict))
-            self._wakeup.set()
 
     def take(self) -> list[tuple[str, str]]:
         """`(instance_id, proof)` of the peers proven dead since the last call."""

@@ -3,80 +3,42 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import zmq
 
-from diptych.engine.kv_layout import Fingerprint
 from diptych.kvtransfer import wire
-from diptych.kvtransfer.backends.interface import TransferBackend
-from diptych.kvtransfer.bootstrap.client import LookupFailed, RouteLookup
+from diptych.kvtransfer.bootstrap.client import LookupFailed
 from diptych.kvtransfer.bootstrap.route import Route
-from diptych.kvtransfer.control import ControlEndpoint, Inbound, LinkDown
 from diptych.kvtransfer.errors import DuplicateRoom, TransferError, UnknownRoom
 from diptych.kvtransfer.events import TransferEvent
-from diptych.kvtransfer.identity import Identity
-from diptych.kvtransfer.probe import DeathProbe
+from diptych.kvtransfer.parts import TransferParts
+from diptych.kvtransfer.plane import Inbound, LinkDown
 from diptych.kvtransfer.receiver_peers import PrefillPeers
 from diptych.kvtransfer.receiver_rooms import ReceiverRooms
 from diptych.kvtransfer.receiver_session import ReceiverSession
-from diptych.kvtransfer.settings import TransferSettings
 from diptych.kvtransfer.states import ReceiverState
-from diptych.kvtransfer.stats import TransferStats
-from diptych.kvtransfer.wakeup import Wakeup
 
 _LOOKUP_RETRY_S = 0.25
-_LOOKUP_THREADS = 4
 
 
 class DecodeReceiver:
     """Finds prefill workers, shakes hands, and receives pages. All calls from one thread; none blocks."""
 
-    def __init__(
-        self,
-        *,
-        backend: TransferBackend,
-        fingerprint: Fingerprint,
-        identity: Identity,
-        host: str,
-        port: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        settings: TransferSettings,
-        stats: TransferStats,
-    ) -> None:
-        """Bind the control socket on `host` (also what is advertised; port 0 picks a free one).
-        The receiver owns the backend from now on. Raises `zmq.ZMQError` when it can't bind."""
-        self._backend = backend
-        self._settings = settings
-        self._stats = stats
-        self._control = ControlEndpoint(identity, host, port, settings.heartbeat_interval, stats)
-        self._pool = ThreadPoolExecutor(max_workers=_LOOKUP_THREADS, thread_name_prefix="bootstrap")
-        self._wakeup = Wakeup()
-        self._lookup = RouteLookup(self._pool, self._wakeup)
-        self._peers = PrefillPeers(
-            self._control,
-            self._lookup,
-            backend,
-            fingerprint,
-            identity,
-            stats,
-            rank=rank,
-            world_size=world_size,
-        )
+    def __init__(self, parts: TransferParts, *, rank: int = 0, world_size: int = 1) -> None:
+        """The receiver owns the parts from now on."""
+        self._parts = parts
+        self._backend = parts.backend
+        self._settings = parts.settings
+        self._stats = parts.stats
+        self._control = parts.control
+        self._lookup = parts.lookup
+        self._clock = parts.clock
+        self._peers = PrefillPeers(parts, rank=rank, world_size=world_size)
         self._lookup_again: dict[tuple[str, int], float] = {}
         """Services that are not ready, and when to ask again."""
         self._leases = itertools.count(1)
-        self._rooms = ReceiverRooms(
-            fingerprint.page_size,
-            backend.endpoint().page_bytes,
-            self._peers,
-            DeathProbe(self._pool, self._wakeup),
-            settings,
-            stats,
-        )
+        self._rooms = ReceiverRooms(parts, self._peers)
         self._expecting = False
         self._closed = False
 
@@ -92,13 +54,17 @@ class DecodeReceiver:
 
     def pollables(self) -> list[zmq.Socket[bytes] | int]:
         """Sockets and file descriptors whose readability means `step()` has work. Ask before each wait."""
-        return [*self._control.pollables(), self._wakeup.fileno()]
+        return [*self._control.pollables(), self._parts.background.wakeup.fileno()]
 
     def next_deadline(self) -> float | None:
-        """`time.monotonic()` value at which `step()` must run at the latest; None when nothing is waiting."""
+        """When, on the clock of the parts, `step()` must run at the latest; None when nothing is waiting."""
         if self._rooms.events:
             return 0.0
-        candidates = [self._rooms.next_deadline(), *self._lookup_again.values()]
+        candidates = [
+            self._rooms.next_deadline(),
+            self._control.next_deadline(),
+            *self._lookup_again.values(),
+        ]
         return min((c for c in candidates if c is not None), default=None)
 
     def state(self, room: int) -> ReceiverState | None:
@@ -109,7 +75,7 @@ class DecodeReceiver:
     def step(self) -> list[TransferEvent]:
         """Read control messages and look-ups, check deadlines. Events: `HandshakeDone`, `Received`,
         `Failed`, `Drained`."""
-        self._wakeup.clear()
+        self._parts.background.wakeup.clear()
         for key, answer in self._lookup.take():
             self._route_answer(key, answer)
         for news in self._control.step():
@@ -117,7 +83,7 @@ class DecodeReceiver:
                 self._rooms.lose_peer(news.target, f"prefill worker: {news.reason}", "peer_lost")
             else:
                 self._dispatch(news)
-        now = time.monotonic()
+        now = self._clock()
         for key in [key for key, at in self._lookup_again.items() if at <= now]:
             del self._lookup_again[key]
             self._lookup.get(*key)
@@ -133,7 +99,7 @@ class DecodeReceiver:
         Raises `DuplicateRoom` while the room is active or its pages are quarantined."""
         if room in self._rooms.sessions:
             raise DuplicateRoom(room)
-        deadline = time.monotonic() + self._settings.handshake_timeout
+        deadline = self._clock() + self._settings.handshake_timeout
         session = ReceiverSession(room, next(self._leases), (host, port), deadline)
         self._rooms.sessions[room] = session
         if session.bootstrap not in self._lookup_again:
@@ -164,7 +130,7 @@ class DecodeReceiver:
         session.num_prompt_tokens = num_prompt_tokens
         session.first_page_index = first_page_index
         session.move(ReceiverState.RECEIVING)
-        session.deadline = time.monotonic() + self._settings.receive_timeout
+        session.deadline = self._clock() + self._settings.receive_timeout
         self._expect_writes()
 
     def abort(self, room: int, reason: str, status: int = 499) -> None:
@@ -181,10 +147,7 @@ class DecodeReceiver:
         self._closed = True
         for room in list(self._rooms.sessions):
             self.abort(room, "the decode worker is shutting down", 503)
-        self._control.close()
-        self._backend.close()
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        self._wakeup.close()
+        self._parts.close()
 
     # ---- handshake ----------------------------------------------------------------------------------
 
@@ -194,7 +157,7 @@ class DecodeReceiver:
             for session in waiting:
                 self._meet(session, answer)
         elif answer.retry and waiting:
-            self._lookup_again[key] = time.monotonic() + _LOOKUP_RETRY_S
+            self._lookup_again[key] = self._clock() + _LOOKUP_RETRY_S
         else:
             for session in waiting:
                 self._rooms.fail(session, str(answer), 502, "lookup")
@@ -241,7 +204,7 @@ class DecodeReceiver:
             self._stats.control_dropped("unexpected")
 
     def _refused(self, inbound: Inbound, refused: wire.Refused) -> None:
-        target = inbound.source if isinstance(inbound.via, bytes) else inbound.via.target
+        target = inbound.link or inbound.source
         self._rooms.lose_peer(target, f"prefill worker: {refused.reason}", "peer_lost", status=refused.status)
         if refused.instance_id != target:
             # Another process answers at the address, so the one that was there has ended.

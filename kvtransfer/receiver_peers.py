@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from dataclasses import dataclass
 
-from diptych.engine.kv_layout import Fingerprint
 from diptych.kvtransfer import wire
-from diptych.kvtransfer.backends.interface import TransferBackend
-from diptych.kvtransfer.bootstrap.client import RouteLookup
 from diptych.kvtransfer.bootstrap.route import RankAddress, Route
-from diptych.kvtransfer.control import ControlEndpoint
-from diptych.kvtransfer.identity import Identity
+from diptych.kvtransfer.parts import TransferParts
 from diptych.kvtransfer.probe import Peer
 from diptych.kvtransfer.sender_peers import mismatch_text
-from diptych.kvtransfer.stats import TransferStats
 
 logger = logging.getLogger(__name__)
 
@@ -29,24 +23,14 @@ class PrefillPeer:
 
 
 class PrefillPeers:
-    def __init__(
-        self,
-        control: ControlEndpoint,
-        lookup: RouteLookup,
-        backend: TransferBackend,
-        fingerprint: Fingerprint,
-        identity: Identity,
-        stats: TransferStats,
-        *,
-        rank: int,
-        world_size: int,
-    ) -> None:
-        self._control = control
-        self._lookup = lookup
-        self._backend = backend
-        self._fingerprint = fingerprint
-        self._identity = identity
-        self._stats = stats
+    def __init__(self, parts: TransferParts, *, rank: int, world_size: int) -> None:
+        self._control = parts.control
+        self._lookup = parts.lookup
+        self._backend = parts.backend
+        self._fingerprint = parts.fingerprint
+        self._identity = parts.identity
+        self._stats = parts.stats
+        self._clock = parts.clock
         self._rank = rank
         self._world_size = world_size
         self._known: dict[str, PrefillPeer] = {}
@@ -89,7 +73,7 @@ class PrefillPeers:
             endpoint=self._backend.endpoint(),
         )
         self.tell(peer.peer, hello)
-        peer.greeted_at = time.monotonic()
+        peer.greeted_at = self._clock()
 
     def greeting(self) -> bool:
         """A first contact is under way."""
@@ -102,7 +86,7 @@ class PrefillPeers:
             return False
         peer.welcomed = True
         self._stats.handshake("accepted")
-        self._stats.handshake_seconds.observe(time.monotonic() - peer.greeted_at)
+        self._stats.handshake_seconds.observe(self._clock() - peer.greeted_at)
         return True
 
     def tell(self, peer: Peer, body: wire.ControlMessage) -> None:

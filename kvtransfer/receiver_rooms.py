@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import logging
-import time
 
 from diptych.kvtransfer import wire
 from diptych.kvtransfer.events import Drained, Failed, HandshakeDone, Received, TransferEvent
-from diptych.kvtransfer.probe import DeathProbe
+from diptych.kvtransfer.parts import TransferParts
 from diptych.kvtransfer.quarantine import Held, Quarantine
 from diptych.kvtransfer.receiver_peers import PrefillPeers
 from diptych.kvtransfer.receiver_session import ReceiverSession
-from diptych.kvtransfer.settings import TransferSettings
 from diptych.kvtransfer.states import ReceiverState
-from diptych.kvtransfer.stats import TransferStats
 
 logger = logging.getLogger(__name__)
 
@@ -21,23 +18,15 @@ logger = logging.getLogger(__name__)
 class ReceiverRooms:
     """Sessions by room, and every move they make. The owner passes on what peers and the scheduler say."""
 
-    def __init__(
-        self,
-        page_size: int,
-        page_bytes: int,
-        peers: PrefillPeers,
-        probe: DeathProbe,
-        settings: TransferSettings,
-        stats: TransferStats,
-    ) -> None:
-        """`page_size` in tokens."""
-        self._page_size = page_size
-        self._page_bytes = page_bytes
+    def __init__(self, parts: TransferParts, peers: PrefillPeers) -> None:
+        self._page_size = parts.fingerprint.page_size
+        self._page_bytes = parts.backend.endpoint().page_bytes
         self._peers = peers
-        self._probe = probe
-        self._settings = settings
-        self._stats = stats
-        heartbeat = settings.heartbeat_interval
+        self._probe = parts.probe
+        self._settings = parts.settings
+        self._stats = parts.stats
+        self._clock = parts.clock
+        heartbeat = parts.settings.heartbeat_interval
         self._quarantine = Quarantine(ask_interval=2 * heartbeat, settle=heartbeat)
         self.sessions: dict[int, ReceiverSession] = {}
         self.events: list[TransferEvent] = []
@@ -64,7 +53,7 @@ class ReceiverRooms:
             if session.is_with(instance_id) and session.state is ReceiverState.HANDSHAKING:
                 session.move(ReceiverState.AGREED)
                 # Prefill waits as long for the reservation; after that its side of the room is gone.
-                session.deadline = time.monotonic() + self._settings.bootstrap_timeout
+                session.deadline = self._clock() + self._settings.bootstrap_timeout
                 self.events.append(HandshakeDone(session.room))
 
     def complete(self, source: str, complete: wire.Complete) -> None:
@@ -85,7 +74,7 @@ class ReceiverRooms:
                 return
             self.fail(session, problem, 502, "protocol", tell=False)
         # Every write was final before prefill sent this, whatever became of the room since.
-        self._quarantine.drained(source, complete.room, complete.lease, True, time.monotonic())
+        self._quarantine.drained(source, complete.room, complete.lease, True, self._clock())
 
     def aborted(self, source: str, abort: wire.Abort) -> None:
         session = self._session_of(source, abort.room, abort.lease)
@@ -99,7 +88,7 @@ class ReceiverRooms:
         if session is not None and session.state is ReceiverState.RECEIVING:
             # Prefill's abort got lost on the way.
             self.fail(session, "the prefill worker gave the room up", 502, "peer", tell=False)
-        self._quarantine.drained(source, drained.room, drained.lease, drained.clean, time.monotonic())
+        self._quarantine.drained(source, drained.room, drained.lease, drained.clean, self._clock())
 
     def lose_peer(self, instance_id: str, reason: str, kind: str, *, status: int = 502) -> None:
         peer = self._peers.lose(instance_id)
@@ -130,7 +119,7 @@ class ReceiverRooms:
             return
         assert peer is not None
         session.move(ReceiverState.DRAINING)
-        ask_at = time.monotonic() + 2 * self._settings.heartbeat_interval
+        ask_at = self._clock() + 2 * self._settings.heartbeat_interval
         self._quarantine.add(
             Held(session.room, session.lease, len(session.pages), peer, reason, status, ask_at)
         )
@@ -155,7 +144,7 @@ class ReceiverRooms:
 
     def declare_dead(self, instance_id: str) -> None:
         """Its process has ended: it can post nothing any more."""
-        self._quarantine.dead(instance_id, time.monotonic())
+        self._quarantine.dead(instance_id, self._clock())
 
     def tend_quarantine(self, now: float) -> None:
         for instance_id, proof in self._probe.take():

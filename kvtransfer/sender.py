@@ -2,58 +2,36 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import zmq
 
-from diptych.engine.kv_layout import Fingerprint
 from diptych.kvtransfer import wire
-from diptych.kvtransfer.backends.interface import TransferBackend
 from diptych.kvtransfer.bootstrap.route import RankRoute
-from diptych.kvtransfer.control import ControlEndpoint, Inbound, LinkDown
 from diptych.kvtransfer.errors import DuplicateRoom, TransferError
 from diptych.kvtransfer.events import TransferEvent
-from diptych.kvtransfer.identity import Identity
-from diptych.kvtransfer.probe import DeathProbe
+from diptych.kvtransfer.parts import TransferParts
+from diptych.kvtransfer.plane import Inbound, LinkDown
 from diptych.kvtransfer.room_memory import EarlyReservation
 from diptych.kvtransfer.sender_peers import DecodePeers
 from diptych.kvtransfer.sender_rooms import SenderRooms
 from diptych.kvtransfer.sender_session import FAILING, SenderSession
-from diptych.kvtransfer.settings import TransferSettings
 from diptych.kvtransfer.states import SenderState
-from diptych.kvtransfer.stats import TransferStats
-from diptych.kvtransfer.wakeup import Wakeup
 
 
 class PrefillSender:
     """Pushes finished pages into decode's reserved pages. All calls from one thread; none blocks."""
 
-    def __init__(
-        self,
-        *,
-        backend: TransferBackend,
-        fingerprint: Fingerprint,
-        identity: Identity,
-        host: str,
-        port: int = 0,
-        settings: TransferSettings,
-        stats: TransferStats,
-    ) -> None:
-        """Bind the control socket on `host` (also what is advertised; port 0 picks a free one).
-        The sender owns the backend from now on. Raises `zmq.ZMQError` when it can't bind."""
-        self._backend = backend
-        self._fingerprint = fingerprint
-        self._identity = identity
-        self._settings = settings
-        self._stats = stats
-        self._control = ControlEndpoint(identity, host, port, settings.heartbeat_interval, stats)
-        self._peers = DecodePeers(self._control, backend, fingerprint, stats)
-        self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="peer-probe")
-        self._wakeup = Wakeup()
-        probe = DeathProbe(self._pool, self._wakeup)
-        self._rooms = SenderRooms(backend, self._peers, probe, settings, stats)
+    def __init__(self, parts: TransferParts) -> None:
+        """The sender owns the parts from now on."""
+        self._parts = parts
+        self._backend = parts.backend
+        self._settings = parts.settings
+        self._stats = parts.stats
+        self._control = parts.control
+        self._clock = parts.clock
+        self._peers = DecodePeers(parts)
+        self._rooms = SenderRooms(parts, self._peers)
         self._closed = False
 
     @property
@@ -76,9 +54,9 @@ class PrefillSender:
             worker_id=worker_id,
             rank=rank,
             world_size=world_size,
-            identity=self._identity,
+            identity=self._parts.identity,
             control_address=self.control_address,
-            fingerprint=self._fingerprint,
+            fingerprint=self._parts.fingerprint,
             backend=self._backend.name,
             published=published or {},
         )
@@ -95,13 +73,14 @@ class PrefillSender:
         """Sockets and file descriptors whose readability means `step()` has work. Ask before each wait."""
         descriptor = self._backend.fileno()
         extra = [] if descriptor is None else [descriptor]
-        return [*self._control.pollables(), self._wakeup.fileno(), *extra]
+        return [*self._control.pollables(), self._parts.background.wakeup.fileno(), *extra]
 
     def next_deadline(self) -> float | None:
-        """`time.monotonic()` value at which `step()` must run at the latest; None when nothing is waiting."""
+        """When, on the clock of the parts, `step()` must run at the latest; None when nothing is waiting."""
         if self._rooms.events:
             return 0.0
-        return self._rooms.next_deadline()
+        candidates = (self._rooms.next_deadline(), self._control.next_deadline())
+        return min((c for c in candidates if c is not None), default=None)
 
     def state(self, room: int) -> SenderState | None:
         """None when the room has no session."""
@@ -111,7 +90,7 @@ class PrefillSender:
     def step(self) -> list[TransferEvent]:
         """Read control messages, poll writes, check deadlines. Events: `DestinationReady`, `Sent`,
         `Failed`, `Drained`."""
-        self._wakeup.clear()
+        self._parts.background.wakeup.clear()
         self._backend.clear_wakeup()
         for news in self._control.step():
             if isinstance(news, LinkDown):
@@ -120,8 +99,8 @@ class PrefillSender:
                 self._dispatch(news)
         for session in list(self._rooms.sessions.values()):
             self._rooms.poll(session)
-        self._rooms.check_deadlines(time.monotonic())
-        self._rooms.probe_draining(time.monotonic())
+        self._rooms.check_deadlines(self._clock())
+        self._rooms.probe_draining(self._clock())
         self._peers.forget_lost({s.peer for s in self._rooms.sessions.values() if s.peer and s.writes})
         return self._rooms.take_events()
 
@@ -132,7 +111,7 @@ class PrefillSender:
         pages are draining. A destination or a refusal that came earlier shows in the next `step()`."""
         if room in self._rooms.sessions:
             raise DuplicateRoom(room)
-        session = SenderSession(room, time.monotonic() + self._settings.bootstrap_timeout)
+        session = SenderSession(room, self._clock() + self._settings.bootstrap_timeout)
         self._rooms.sessions[room] = session
         self._rooms.memory.failed_here.pop(room, None)
         refusal = self._rooms.memory.refused.pop(room, None)
@@ -180,10 +159,7 @@ class PrefillSender:
         self._closed = True
         for room in list(self._rooms.sessions):
             self.abort(room, "the prefill worker is shutting down", 503)
-        self._control.close()
-        self._backend.close()
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        self._wakeup.close()
+        self._parts.close()
 
     # ---- messages -----------------------------------------------------------------------------------
 
@@ -225,7 +201,7 @@ class PrefillSender:
         elif (verdict := self._rooms.memory.failed_here.pop(reserve.room, None)) is not None:
             self._rooms.drop_lease(source, reserve, verdict.reason, verdict.status)
         else:
-            deadline = time.monotonic() + self._settings.bootstrap_timeout
+            deadline = self._clock() + self._settings.bootstrap_timeout
             self._rooms.memory.early[reserve.room] = EarlyReservation(source, reserve, deadline)
 
     def _aborted(self, inbound: Inbound, abort: wire.Abort) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from diptych.engine.kv_layout import Fingerprint
 from diptych.kvtransfer import wire
-from diptych.kvtransfer.backends.interface import TransferBackend
-from diptych.kvtransfer.control import ControlEndpoint, Inbound
 from diptych.kvtransfer.errors import TransferError
+from diptych.kvtransfer.parts import TransferParts
+from diptych.kvtransfer.plane import Inbound
 from diptych.kvtransfer.probe import Peer
-from diptych.kvtransfer.stats import TransferStats
 
 logger = logging.getLogger(__name__)
 
@@ -26,17 +24,11 @@ class DecodePeer:
 
 
 class DecodePeers:
-    def __init__(
-        self,
-        control: ControlEndpoint,
-        backend: TransferBackend,
-        fingerprint: Fingerprint,
-        stats: TransferStats,
-    ) -> None:
-        self._control = control
-        self._backend = backend
-        self._fingerprint = fingerprint
-        self._stats = stats
+    def __init__(self, parts: TransferParts) -> None:
+        self._control = parts.control
+        self._backend = parts.backend
+        self._fingerprint = parts.fingerprint
+        self._stats = parts.stats
         self._known: dict[str, DecodePeer] = {}
 
     def usable(self, instance_id: str) -> DecodePeer | None:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 
 from diptych.kvtransfer import wire
-from diptych.kvtransfer.backends.interface import TransferBackend, WriteState
+from diptych.kvtransfer.backends.interface import WriteState
 from diptych.kvtransfer.errors import TransferError, UnknownRoom
 from diptych.kvtransfer.events import DestinationReady, Drained, Failed, Sent, TransferEvent
-from diptych.kvtransfer.probe import DeathProbe
+from diptych.kvtransfer.parts import TransferParts
 from diptych.kvtransfer.room_memory import RoomMemory, Verdict
 from diptych.kvtransfer.sender_peers import DecodePeers
 from diptych.kvtransfer.sender_session import FAILING, SenderSession
-from diptych.kvtransfer.settings import TransferSettings
 from diptych.kvtransfer.states import SenderState
-from diptych.kvtransfer.stats import TransferStats
 
 logger = logging.getLogger(__name__)
 
@@ -24,20 +21,14 @@ logger = logging.getLogger(__name__)
 class SenderRooms:
     """Sessions by room, and every move they make. The owner passes on what peers and the scheduler say."""
 
-    def __init__(
-        self,
-        backend: TransferBackend,
-        peers: DecodePeers,
-        probe: DeathProbe,
-        settings: TransferSettings,
-        stats: TransferStats,
-    ) -> None:
-        self._backend = backend
+    def __init__(self, parts: TransferParts, peers: DecodePeers) -> None:
+        self._backend = parts.backend
         self._peers = peers
-        self._probe = probe
+        self._probe = parts.probe
         self._probe_at: float | None = None
-        self._settings = settings
-        self._stats = stats
+        self._settings = parts.settings
+        self._stats = parts.stats
+        self._clock = parts.clock
         self.sessions: dict[int, SenderSession] = {}
         self.memory = RoomMemory()
         self.events: list[TransferEvent] = []
@@ -86,7 +77,7 @@ class SenderRooms:
 
     def remember_refusal(self, room: int, reason: str, status: int) -> None:
         if self.memory.failed_here.pop(room, None) is None:
-            deadline = time.monotonic() + self._settings.bootstrap_timeout
+            deadline = self._clock() + self._settings.bootstrap_timeout
             self.memory.refused[room] = Verdict(reason, status, deadline)
 
     def lose_peer(self, instance_id: str, reason: str, kind: str) -> None:
@@ -103,10 +94,10 @@ class SenderRooms:
         src, dst = session.destinations(src_pages, first_page_index)
         if not src:
             return
-        started = time.monotonic()
+        started = self._clock()
         write = self._backend.post_write(session.peer, src, dst)
         session.written.update(dst)
-        self._stats.posted(write, time.monotonic() - started)
+        self._stats.posted(write, self._clock() - started)
         session.writes.append(write)
         session.deadline = started + self._settings.transfer_timeout
         if session.state is SenderState.READY:
@@ -167,7 +158,7 @@ class SenderRooms:
         session.queued.clear()
         self._stats.failed(kind)
         if session.peer is None and remember and tell:
-            deadline = time.monotonic() + self._settings.bootstrap_timeout
+            deadline = self._clock() + self._settings.bootstrap_timeout
             self.memory.failed_here[session.room] = Verdict(reason, status, deadline)
         elif session.peer is not None and tell:
             abort = wire.Abort(room=session.room, lease=session.lease, reason=reason, status=status)
@@ -178,7 +169,7 @@ class SenderRooms:
             self._end_drained(session)
         else:
             session.move(SenderState.DRAINING)
-            self._probe_at = self._probe_at or time.monotonic() + 2 * self._settings.heartbeat_interval
+            self._probe_at = self._probe_at or self._clock() + 2 * self._settings.heartbeat_interval
 
     def _end_drained(self, session: SenderSession) -> None:
         session.move(SenderState.DRAINED)

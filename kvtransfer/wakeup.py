@@ -1,8 +1,13 @@
-"""A file descriptor that another thread makes readable, so that the scheduler's one poller wakes up."""
+"""Work off the scheduler's thread, and the descriptor by which other threads wake its one poller."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec
+
+P = ParamSpec("P")
 
 
 class Wakeup:
@@ -35,3 +40,27 @@ class Wakeup:
             self._closed = True
             os.close(self._read)
             os.close(self._write)
+
+
+class BackgroundPool:
+    """A few threads whose finished work makes `wakeup` readable. Threads start with the first work."""
+
+    def __init__(self, *, threads: int, name: str) -> None:
+        self.wakeup = Wakeup()
+        self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix=name)
+
+    def submit(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """`work` puts its result where the scheduler's thread will look; it must not raise."""
+
+        def run() -> None:
+            try:
+                work(*args, **kwargs)
+            finally:
+                self.wakeup.set()
+
+        self._pool.submit(run)
+
+    def close(self) -> None:
+        """Waits for what runs, drops what doesn't yet. Idempotent."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self.wakeup.close()

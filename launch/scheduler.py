@@ -33,8 +33,10 @@ from diptych.kernels.registry import UnknownBackendError
 from diptych.kvtransfer.backends.interface import TransferBackend
 from diptych.kvtransfer.backends.registry import make_backend
 from diptych.kvtransfer.bootstrap.client import register
+from diptych.kvtransfer.control import ControlEndpoint
 from diptych.kvtransfer.errors import TransferError
 from diptych.kvtransfer.identity import Identity
+from diptych.kvtransfer.parts import TransferParts, real_parts
 from diptych.kvtransfer.receiver import DecodeReceiver
 from diptych.kvtransfer.sender import PrefillSender
 from diptych.kvtransfer.settings import TransferSettings
@@ -120,15 +122,7 @@ def _colocated(parts: SchedulerParts, _model_dir: Path) -> RoleParts:
 def _prefill(parts: SchedulerParts, model_dir: Path) -> RoleParts:
     disagg = get_disagg()
     identity = Identity.current()
-    sender = PrefillSender(
-        backend=_backend(parts.runner, identity),
-        fingerprint=fingerprint(parts.runner, model_dir),
-        identity=identity,
-        host=disagg.disaggregation_advertise_host,
-        port=disagg.disaggregation_control_port,
-        settings=_settings(),
-        stats=_stats(parts),
-    )
+    sender = PrefillSender(_transfer_parts(parts, model_dir, identity))
     register(
         disagg.disaggregation_advertise_host,
         disagg.disaggregation_bootstrap_port,
@@ -146,24 +140,15 @@ def _prefill(parts: SchedulerParts, model_dir: Path) -> RoleParts:
 
 
 def _decode(parts: SchedulerParts, model_dir: Path) -> RoleParts:
-    disagg = get_disagg()
-    identity = Identity.current()
     receiver = DecodeReceiver(
-        backend=_backend(parts.runner, identity),
-        fingerprint=fingerprint(parts.runner, model_dir),
-        identity=identity,
-        host=disagg.disaggregation_advertise_host,
-        port=disagg.disaggregation_control_port,
-        settings=_settings(),
-        stats=_stats(parts),
-        world_size=get_parallel().world_size,
+        _transfer_parts(parts, model_dir, Identity.current()), world_size=get_parallel().world_size
     )
     scheduler = DecodeScheduler(
         parts,
         receiver,
         build_running_batch(parts.runner),
         max_running=get_schedule().max_running_requests,
-        default_bootstrap_port=disagg.disaggregation_bootstrap_port,
+        default_bootstrap_port=get_disagg().disaggregation_bootstrap_port,
     )
     return scheduler, receiver.close
 
@@ -173,6 +158,27 @@ _ROLES: dict[Role, Callable[[SchedulerParts, Path], RoleParts]] = {
     Role.DECODE_SCHEDULER: _decode,
     Role.COLOCATED_SCHEDULER: _colocated,
 }
+
+
+def _transfer_parts(parts: SchedulerParts, model_dir: Path, identity: Identity) -> TransferParts:
+    """Raises `zmq.ZMQError` when the control socket can't be bound."""
+    disagg = get_disagg()
+    settings = _settings()
+    stats = TransferStats(parts.registry, backend=disagg.disaggregation_transfer_backend)
+    return real_parts(
+        backend=_backend(parts.runner, identity),
+        control=ControlEndpoint(
+            identity,
+            disagg.disaggregation_advertise_host,
+            disagg.disaggregation_control_port,
+            settings.heartbeat_interval,
+            stats,
+        ),
+        fingerprint=fingerprint(parts.runner, model_dir),
+        identity=identity,
+        settings=settings,
+        stats=stats,
+    )
 
 
 def _backend(runner: ModelRunner, identity: Identity) -> TransferBackend:
@@ -204,10 +210,6 @@ def _settings() -> TransferSettings:
         transfer_timeout=disagg.transfer_timeout,
         heartbeat_interval=disagg.heartbeat_interval,
     )
-
-
-def _stats(parts: SchedulerParts) -> TransferStats:
-    return TransferStats(parts.registry, backend=get_disagg().disaggregation_transfer_backend)
 
 
 def _report(line: str) -> None:

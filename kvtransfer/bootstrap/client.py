@@ -5,13 +5,13 @@ from __future__ import annotations
 import http.client
 import queue
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 
 import msgspec
 
 from diptych.kvtransfer.bootstrap.route import RankRoute, Route
 from diptych.kvtransfer.errors import TransferError
-from diptych.kvtransfer.wakeup import Wakeup
+from diptych.kvtransfer.wakeup import BackgroundPool
 from diptych.kvtransfer.wire import PROTOCOL_VERSION
 
 _HTTP_TIMEOUT_S = 3.0
@@ -101,9 +101,9 @@ def fetch_route(host: str, port: int) -> Route:
 class RouteLookup:
     """Routes by `(host, port)`: cached, one request at a time for each, fetched in a thread pool."""
 
-    def __init__(self, pool: ThreadPoolExecutor, wakeup: Wakeup) -> None:
+    def __init__(self, pool: BackgroundPool, fetch: Callable[[str, int], Route] = fetch_route) -> None:
         self._pool = pool
-        self._wakeup = wakeup
+        self._fetch_route = fetch
         self._cache: dict[tuple[str, int], Route] = {}
         self._running: set[tuple[str, int]] = set()
         self._answers: queue.SimpleQueue[tuple[tuple[str, int], Route | LookupFailed]] = queue.SimpleQueue()
@@ -123,12 +123,11 @@ class RouteLookup:
     def _fetch(self, key: tuple[str, int]) -> None:
         answer: Route | LookupFailed = LookupFailed("the look-up was interrupted", retry=False)
         try:
-            answer = fetch_route(*key)
+            answer = self._fetch_route(*key)
         except LookupFailed as error:
             answer = error
         finally:
             self._answers.put((key, answer))
-            self._wakeup.set()
 
     def take(self) -> list[tuple[tuple[str, int], Route | LookupFailed]]:
         """What has been answered since the last call."""

@@ -26,9 +26,11 @@ from diptych.engine.kv_layout import Fingerprint
 from diptych.kvtransfer.backends.registry import make_backend
 from diptych.kvtransfer.bootstrap.client import register
 from diptych.kvtransfer.bootstrap.service import make_bootstrap_app
+from diptych.kvtransfer.control import ControlEndpoint
 from diptych.kvtransfer.errors import TransferError
 from diptych.kvtransfer.events import Received
 from diptych.kvtransfer.identity import Identity
+from diptych.kvtransfer.parts import real_parts
 from diptych.kvtransfer.receiver import DecodeReceiver
 from diptych.kvtransfer.sender import PrefillSender
 from diptych.kvtransfer.settings import TransferSettings
@@ -73,9 +75,14 @@ class Worker:
             agent=identity.instance_id,
             ucx_tls=options.get("ucx_tls"),
         )
-        shared = {
-            "backend": backend,
-            "fingerprint": Fingerprint(
+        settings = TransferSettings(**options.get("settings", {}))
+        stats = TransferStats(self.registry, backend=backend.name)
+        parts = real_parts(
+            backend=backend,
+            control=ControlEndpoint(
+                identity, "127.0.0.1", options.get("port", 0), settings.heartbeat_interval, stats
+            ),
+            fingerprint=Fingerprint(
                 model="m",
                 dtype="bfloat16",
                 kv_dtype="bfloat16",
@@ -85,13 +92,11 @@ class Worker:
                 vocab_size=49152,
                 page_size=options.get("page_size", 16),
             ),
-            "identity": identity,
-            "host": "127.0.0.1",
-            "port": options.get("port", 0),
-            "settings": TransferSettings(**options.get("settings", {})),
-            "stats": TransferStats(self.registry, backend=backend.name),
-        }
-        self.manager: Any = PrefillSender(**shared) if role == "prefill" else DecodeReceiver(**shared)
+            identity=identity,
+            settings=settings,
+            stats=stats,
+        )
+        self.manager: Any = PrefillSender(parts) if role == "prefill" else DecodeReceiver(parts)
         bootstrap = None
         if role == "prefill":
             bootstrap = serve_bootstrap(options.get("bootstrap", 0))

@@ -18,8 +18,10 @@ from diptych.engine.kv_layout import Fingerprint
 from diptych.kvtransfer.backends.fake import FakeBackend, FakeFabric
 from diptych.kvtransfer.bootstrap.client import register
 from diptych.kvtransfer.bootstrap.service import make_bootstrap_app
+from diptych.kvtransfer.control import ControlEndpoint
 from diptych.kvtransfer.events import TransferEvent
 from diptych.kvtransfer.identity import Identity
+from diptych.kvtransfer.parts import TransferParts, real_parts
 from diptych.kvtransfer.receiver import DecodeReceiver
 from diptych.kvtransfer.sender import PrefillSender
 from diptych.kvtransfer.settings import TransferSettings
@@ -31,7 +33,7 @@ PAGE_BYTES = 64
 NUM_PAGES = 32
 
 
-def fingerprint(**changes: object) -> Fingerprint:
+def make_fingerprint(**changes: object) -> Fingerprint:
     values: dict[str, object] = {
         "model": "m",
         "dtype": "float32",
@@ -108,25 +110,37 @@ class Pair:
             heartbeat_interval=0.2,
         )
 
-    def _side(self, make: Callable[..., PrefillSender | DecodeReceiver], **options: object) -> Side:
+    def _side(
+        self,
+        make: Callable[[TransferParts], PrefillSender | DecodeReceiver],
+        *,
+        port: int = 0,
+        fingerprint: Fingerprint | None = None,
+    ) -> Side:
         slab = torch.randint(0, 255, (NUM_PAGES, PAGE_BYTES), dtype=torch.uint8)
         registry = CollectorRegistry()
         identity = Identity.current()
         backend = FakeBackend(slab, page_bytes=PAGE_BYTES, agent=identity.instance_id, fabric=self.fabric)
-        values: dict[str, object] = {"fingerprint": fingerprint(), "settings": self.settings}
+        stats = TransferStats(registry, backend="fake")
+        heartbeat = self.settings.heartbeat_interval
         manager = make(
-            backend=backend,
-            identity=identity,
-            host="127.0.0.1",
-            stats=TransferStats(registry, backend="fake"),
-            **(values | options),
+            real_parts(
+                backend=backend,
+                control=ControlEndpoint(identity, "127.0.0.1", port, heartbeat, stats),
+                fingerprint=fingerprint or make_fingerprint(),
+                identity=identity,
+                settings=self.settings,
+                stats=stats,
+            )
         )
         side = Side(manager, slab, registry, identity)
         self.sides.append(side)
         return side
 
-    def prefill(self, *, registered: bool = True, **options: object) -> Side:
-        side = self._side(PrefillSender, **options)
+    def prefill(
+        self, *, registered: bool = True, port: int = 0, fingerprint: Fingerprint | None = None
+    ) -> Side:
+        side = self._side(PrefillSender, port=port, fingerprint=fingerprint)
         if registered:
             self.register(side)
         return side
@@ -136,8 +150,8 @@ class Pair:
         route = side.manager.route(worker_id=side.identity.instance_id)
         register("127.0.0.1", self.service.port, route, timeout=2)
 
-    def decode(self, **options: object) -> Side:
-        return self._side(DecodeReceiver, **options)
+    def decode(self, *, port: int = 0, fingerprint: Fingerprint | None = None) -> Side:
+        return self._side(DecodeReceiver, port=port, fingerprint=fingerprint)
 
     def run_until(self, condition: Callable[[], bool], timeout: float = 8.0) -> None:
         """Step all sides until the condition holds; fails the test otherwise."""

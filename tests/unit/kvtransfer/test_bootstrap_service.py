@@ -13,7 +13,7 @@ from diptych.kvtransfer.bootstrap.route import RankRoute, Route
 from diptych.kvtransfer.bootstrap.service import make_bootstrap_app
 from diptych.kvtransfer.identity import Identity
 
-from .conftest import fingerprint
+from .conftest import make_fingerprint
 
 Client = TestClient
 
@@ -26,7 +26,7 @@ def rank(index: int, world_size: int = 1, worker_id: str = "w1", **changes: obje
         "world_size": world_size,
         "identity": Identity.current(),
         "control_address": f"tcp://h:{1000 + index}",
-        "fingerprint": fingerprint(),
+        "fingerprint": make_fingerprint(),
         "backend": "fake",
     }
     return msgspec.json.encode(RankRoute(**(values | changes)))  # type: ignore[arg-type]
@@ -56,7 +56,7 @@ async def test_no_route_before_every_distinct_rank_has_registered(client: Client
     assert answer.status == 200
     route = msgspec.json.decode(await answer.read(), type=Route)
     assert [r.control_address for r in route.ranks] == ["tcp://h:1000", "tcp://h:1001"]
-    assert route.fingerprint == fingerprint()
+    assert route.fingerprint == make_fingerprint()
     assert (await client.get("/health")).status == 200
 
 
@@ -111,7 +111,7 @@ async def test_bad_registration_gets_a_400_that_says_what_is_wrong(
 async def test_contradicting_rank_gets_a_409_and_changes_nothing(client: Client) -> None:
     await put(client, rank(0, 2))
     assert (await put(client, rank(1, 3)))[0] == 409
-    assert (await put(client, rank(1, 2, fingerprint=fingerprint(page_size=8))))[0] == 409
+    assert (await put(client, rank(1, 2, fingerprint=make_fingerprint(page_size=8))))[0] == 409
     assert (await put(client, rank(1, 2)))[0] == 200
 
 

@@ -8,7 +8,7 @@ from diptych.kvtransfer.errors import DuplicateRoom, TransferError, UnknownRoom
 from diptych.kvtransfer.events import DestinationReady, Failed, HandshakeDone, Received, Sent
 from diptych.kvtransfer.states import SenderState
 
-from .conftest import Pair, Side, aux, fingerprint, of
+from .conftest import Pair, Side, aux, make_fingerprint, of
 
 
 def shake(pair: Pair, decode: Side, room: int) -> None:
@@ -165,7 +165,7 @@ def test_sending_for_an_unknown_room_raises(pair: Pair) -> None:
 
 def test_mismatch_fails_both_legs_with_the_same_sentence(pair: Pair) -> None:
     prefill = pair.prefill()
-    decode = pair.decode(fingerprint=fingerprint(page_size=8, dtype="bfloat16"))
+    decode = pair.decode(fingerprint=make_fingerprint(page_size=8, dtype="bfloat16"))
     prefill.manager.open(3)
     decode.manager.open(3, "127.0.0.1", pair.service.port)
     pair.run_until(lambda: bool(of(prefill, Failed, 3)) and bool(of(decode, Failed, 3)), timeout=2)
@@ -179,7 +179,7 @@ def test_mismatch_fails_both_legs_with_the_same_sentence(pair: Pair) -> None:
 
 def test_mismatch_is_known_when_the_request_comes_later(pair: Pair) -> None:
     prefill = pair.prefill()
-    decode = pair.decode(fingerprint=fingerprint(page_size=8))
+    decode = pair.decode(fingerprint=make_fingerprint(page_size=8))
     decode.manager.open(3, "127.0.0.1", pair.service.port)
     pair.run_until(lambda: bool(of(decode, Failed, 3)))
     pair.run_for(0.3)

@@ -10,7 +10,7 @@ from diptych.kvtransfer import wire
 from diptych.kvtransfer.backends.interface import Endpoint
 from diptych.kvtransfer.identity import Identity
 
-from .conftest import fingerprint
+from .conftest import make_fingerprint
 
 ENDPOINT = Endpoint(
     backend="fake", agent="a", metadata=b"\x00\xff", base_address=1 << 46, page_bytes=64, num_pages=4
@@ -24,7 +24,10 @@ AUX = wire.AuxBlock(
 )
 MESSAGES: list[wire.ControlMessage] = [
     wire.Hello(
-        identity=Identity.current(), control_address="tcp://h:1", fingerprint=fingerprint(), endpoint=ENDPOINT
+        identity=Identity.current(),
+        control_address="tcp://h:1",
+        fingerprint=make_fingerprint(),
+        endpoint=ENDPOINT,
     ),
     wire.Welcome(),
     wire.Refused(reason="no", instance_id="i"),
