@@ -29,6 +29,8 @@ class Words:
     print_config: str | None = None
     help: bool = False
     problems: list[str] = field(default_factory=list)
+    valueless: set[str] = field(default_factory=set)
+    """Leaves whose flag came without the value that it needs; among the problems."""
 
 
 def read_words(program: Program, argv: Sequence[str]) -> Words:
@@ -42,6 +44,8 @@ def read_words(program: Program, argv: Sequence[str]) -> Words:
             continue
         if not word.startswith("--"):
             words.problems.append(f"unexpected argument {word!r}; every option is a --flag")
+            if word.startswith("-"):  # an option of another program, with its value
+                _drop(_values(rest), rest, False, 1)
             continue
         flag, equals, attached = word.partition("=")
         values = [attached] if equals else _values(rest)
@@ -115,6 +119,7 @@ def _leaf(words: Words, leaf: Leaf, values: list[str], rest: list[str], attached
         taken = _drop(values, rest, attached, leaf.element.max_words)
         if not taken:
             words.problems.append(f"{leaf.flag} needs {leaf.element.metavar}")
+            words.valueless.add(leaf.name)
             return
         entries = words.flags.setdefault(leaf.name, [])
         assert isinstance(entries, list)
@@ -125,6 +130,7 @@ def _leaf(words: Words, leaf: Leaf, values: list[str], rest: list[str], attached
             words.flags[leaf.name] = taken[0]
         else:
             words.problems.append(f"{leaf.flag} needs a value: {printing.accepted(leaf)}")
+            words.valueless.add(leaf.name)
 
 
 def parse_command_line(program: Program, argv: Sequence[str] | None = None) -> LaunchConfig:
@@ -135,14 +141,17 @@ def parse_command_line(program: Program, argv: Sequence[str] | None = None) -> L
     if words.help:
         _print_and_exit(printing.help_text(program))
     try:
-        record = resolve(program, flags=words.flags, file=words.config, env=os.environ)
-        problems: tuple[str, ...] = ()
+        record = resolve(
+            program,
+            flags=words.flags,
+            file=words.config,
+            env=os.environ,
+            problems=words.problems,
+            unreadable=words.valueless,
+        )
     except ConfigError as error:
-        record, problems = None, error.problems
-    problems = (*words.problems, *problems)
-    if record is None or problems:
-        print(printing.problem_text(program, problems), file=sys.stderr)
-        raise SystemExit(2)
+        print(printing.problem_text(program, error.problems), file=sys.stderr)
+        raise SystemExit(2) from None
     if words.print_config is not None:
         as_json = words.print_config == "json"
         _print_and_exit(printing.config_json(record) if as_json else printing.config_text(record))

@@ -35,9 +35,10 @@ port: 30001
 ```
 
 A value that can't be used is refused at start, together with every other problem, in one message that names
-the setting, where it came from and what is accepted; the exit code is 2. `--print-config` shows what each
-setting became and why; `--print-config json` prints the same as a file that `--config` accepts. Secrets are
-shown as `<redacted>` everywhere; such a file needs the secret from a flag or the environment again.
+the setting, where it came from and what is accepted; the exit code is 2. `--print-config` prints what
+each setting became and why, as a YAML file that `--config` accepts; `--print-config json` prints the same for
+machines. Secrets are shown as `<redacted>` everywhere; such a file needs the secret from a flag or the
+environment again.
 
 **From launch to use.** `parse_command_line` resolves one frozen record; `publish(record, role=…)` projects it
 into this process's bags, one per namespace; code reads `get_schedule().page_size`. After that:

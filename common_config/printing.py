@@ -90,19 +90,24 @@ def _first_line(doc: str | None) -> str:
 
 
 def config_text(record: LaunchConfig) -> str:
-    """`--print-config`: name, value and origin of every field, by namespace."""
+    """`--print-config`: every field by namespace with its origin as a comment; YAML that `--config` takes."""
     values, origins = record.redacted(), record.redacted_provenance()
     shown = {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
-    wide = max(len(name) for name in values)
+    wide = max(len(name) + 2 * PATHS[name].count(".") for name in values) + 3
     value_wide = min(40, max(len(text) for text in shown.values()))
-    lines = []
-    path = ""
+    lines: list[str] = []
+    opened = {""}
     for name in values:
-        if PATHS[name] != path:
-            path = PATHS[name]
-            lines.append(f"{path}:")
-        lines.append(f"  {name:<{wide}}  {shown[name]:<{value_wide}}  # {origins[name]}")
-    return "\n".join(lines)
+        path = ""
+        for part in PATHS[name].split("."):
+            depth = path.count(".") + 1 if path else 0
+            path = f"{path}.{part}".lstrip(".")
+            if path not in opened:
+                opened.add(path)
+                lines.append(f"{'  ' * depth}{part}:")
+        indent = "  " * (path.count(".") + 1)
+        lines.append(f"{indent + name + ':':<{wide}}  {shown[name]:<{value_wide}}  # {origins[name]}")
+    return "\n".join(_readable_as_yaml(line) for line in lines)
 
 
 def config_json(record: LaunchConfig) -> str:
@@ -113,7 +118,13 @@ def config_json(record: LaunchConfig) -> str:
         if namespace in record.program.namespaces:
             tree[namespace] = _branch(namespace, values)
     tree[PROVENANCE_KEY] = record.redacted_provenance()
-    return json.dumps(tree, indent=2, ensure_ascii=False)
+    lines = json.dumps(tree, indent=2, ensure_ascii=False).split("\n")
+    return "\n".join(_readable_as_yaml(line) for line in lines)
+
+
+def _readable_as_yaml(line: str) -> str:
+    """YAML readers take U+0085, U+2028 and their like for ends of lines even in quotes, and refuse others."""
+    return "".join(c if c.isprintable() or ord(c) > 0xFFFF else f"\\u{ord(c):04x}" for c in line)
 
 
 def _branch(namespace: str, values: dict[str, object]) -> dict[str, object]:

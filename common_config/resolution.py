@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from diptych.common_config import yaml_file
@@ -170,25 +170,34 @@ def resolve(
     flags: Mapping[str, object] | None = None,
     file: Mapping[str, object] | Path | None = None,
     env: Mapping[str, str] | None = None,
+    problems: Sequence[str] = (),
+    unreadable: Collection[str] = (),
 ) -> LaunchConfig:
     """The record of a launch. `flags`: by leaf name, as text or typed (repeatable ones a list); `file`: a
-    path, or a mapping as it would hold; `env`: the environment, None for this process's own.
+    path, or a mapping as it would hold; `env`: the environment, None for this process's own; `problems`: what
+    the caller found already, and `unreadable` the leaves that those are about, so that each is told once.
 
     Raises `ConfigError` with every problem found."""
     env = os.environ if env is None else env
     layers = _Layers(program)
+    layers.problems += problems
+    layers.bad |= set(unreadable)
+    lost = False
     if file is not None:
         document: Mapping[str, object]
         where = "file"
         if isinstance(file, Path):
             where = str(file)
-            document, problems = yaml_file.load(file)
-            layers.problems += problems
+            document, unread = yaml_file.load(file)
+            layers.problems += unread
+            lost = bool(unread)
         else:
             document = file
         layers.add_file(document, where)
     layers.add_env(env)
     layers.add_flags(flags or {})
+    if lost:  # what nothing else gives may be in there
+        layers.bad |= set(layers.leaves) - set(layers.given)
     layers.finish()
     layers.apply_rules(env)
     layers.run_checks(env)

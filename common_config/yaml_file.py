@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,12 @@ class _Loader(yaml.SafeLoader):
                 )
             keys.append(key)
         return super().construct_mapping(node, deep)
+
+
+# As in JSON and YAML 1.2: this reader alone would take 1e-05, with no point in it, for text.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+\Z"), list("-+0123456789")
+)
 
 
 def load(path: Path) -> tuple[Mapping[str, object], list[str]]:

@@ -98,7 +98,7 @@ def test_print_config_shows_value_and_origin(
 ) -> None:
     monkeypatch.setenv("DIPTYCH_MAX_N", "4")
     code, out, _ = stop(Program.LOCAL, ["--page-size", "32", "--print-config"], capsys)
-    shown = {line.split()[0]: line for line in out.splitlines()}
+    shown = {line.split()[0].removesuffix(":"): line for line in out.splitlines()}
     assert code == 0
     assert shown["page_size"].split()[1:] == ["32", "#", "flag:", "--page-size"]
     assert shown["max_n"].split()[1:] == ["4", "#", "env:", "DIPTYCH_MAX_N"]
@@ -106,33 +106,50 @@ def test_print_config_shows_value_and_origin(
     assert "resolved: named after the model path" in shown["served_model_name"]
 
 
+ARGUMENTS = {
+    "plain": ["--log-requests", "--port", "7"],
+    # What YAML readers take for something else: a number without a point, odd spaces, another type's words.
+    "awkward": [
+        "--shutdown-timeout",
+        "0.00001",
+        "--host",
+        "null: #é\u2028\x7f\u0085\ufeff😀 1e5 'x'",
+        "--port",
+        "0",
+    ],
+}
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("arguments", ARGUMENTS)
 @pytest.mark.parametrize("program", Program)
-def test_the_json_tree_is_a_configuration_file_with_the_same_outcome(
-    program: Program, capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_the_printed_tree_is_a_configuration_file_with_the_same_outcome(
+    program: Program, arguments: str, form: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    argv = ["--log-requests", "--port", "7"]
+    argv = list(ARGUMENTS[arguments])
     if program is Program.ROUTER:
         argv += ["--prefill", "http://a:1", "none", "--prefill", "http://c:1", "--decode", "http://b:1"]
     else:
         argv += ["--model-path", "m", "--disable-chunked-prefix-cache", "--attention-backend", "torch_native"]
-    code, out, _ = stop(program, [*argv, "--print-config", "json"], capsys)
+    code, out, _ = stop(program, [*argv, "--print-config", form], capsys)
     assert code == 0
-    path = tmp_path / "tree.json"
+    path = tmp_path / "tree"
     path.write_text(out)
-    assert parse_command_line(program, ["--config", str(path)]).values() == (
-        parse_command_line(program, argv).values()
-    )
-    assert json.loads(out)["provenance"]["port"] == "flag: --port"
+    again = parse_command_line(program, ["--config", str(path)])
+    assert again.values() == parse_command_line(program, argv).values()
+    assert {where.origin for where in again.provenance.values()} == {str(path)}
+    if form == "json":
+        assert json.loads(out)["provenance"]["port"] == "flag: --port"
 
 
+@pytest.mark.parametrize("form", ["text", "json"])
 def test_secrets_are_hidden_and_a_hidden_one_is_not_taken_for_none(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    form: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    for form in ("text", "json"):
-        _, out, _ = stop(Program.LOCAL, ["--api-key", "s3cret", "--print-config", form], capsys)
-        assert "s3cret" not in out
-        assert "<redacted>" in out
-    path = tmp_path / "tree.json"
+    _, out, _ = stop(Program.LOCAL, ["--api-key", "s3cret", "--print-config", form], capsys)
+    assert "s3cret" not in out
+    assert "<redacted>" in out
+    path = tmp_path / "tree"
     path.write_text(out)
     code, _, err = stop(Program.LOCAL, ["--config", str(path)], capsys)
     assert (code, err) == (

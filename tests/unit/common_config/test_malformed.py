@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,14 +19,15 @@ from diptych.common_config.namespaces import LEAVES
 
 
 def refusal(program: Program, argv: list[str]) -> str:
-    """What the refused command line says on stderr."""
+    """What the refused command line says on stderr: one line, since one thing is wrong."""
     err = io.StringIO()
     with pytest.raises(SystemExit) as caught, contextlib.redirect_stderr(err):
         parse_command_line(program, argv)
     assert caught.value.code == 2
     assert "Traceback" not in err.getvalue()
-    assert err.getvalue().startswith(f"{program.value}: ")
-    return err.getvalue()
+    (line,) = err.getvalue().splitlines()
+    assert line.startswith(f"{program.value}: ")
+    return line
 
 
 FLAGS = [
@@ -71,7 +75,7 @@ FLAGS = [
     (["m"], "unexpected argument 'm'; every option is a --flag"),
     ([""], "unexpected argument ''"),
     (["--config"], "--config needs a file"),
-    (["--config", "a", "--config", "b"], "--config is given twice: a and b"),
+    (["--config", "/dev/null", "--config", "b"], "--config is given twice: /dev/null and b"),
     (["--config", "/nonexistent/c.yaml"], "--config /nonexistent/c.yaml: can't be read: No such file"),
     (["--config", "/"], "--config /: can't be read: Is a directory"),
     (["--print-config", "xml"], "--print-config: 'xml' is not one of text, json"),
@@ -107,7 +111,9 @@ ROUTER = [
 
 @pytest.mark.parametrize(("argv", "message"), ROUTER, ids=[str(i) for i in range(len(ROUTER))])
 def test_malformed_router_flags(argv: list[str], message: str) -> None:
-    assert message in refusal(Program.ROUTER, argv)
+    workers = {"--prefill": "http://y:1", "--decode": "http://z:1"}
+    rest = [word for flag, url in workers.items() if flag not in str(argv) for word in (flag, url)]
+    assert message in refusal(Program.ROUTER, [*argv, *rest])
 
 
 FILES = [
@@ -120,7 +126,8 @@ FILES = [
     ("page_size: '16'", "page_size: '16' is not a whole number"),
     ("page_size: true", "page_size: True is not a whole number"),
     ("page_size: 16.0", "page_size: 16.0 is not a whole number"),
-    ("page_size: 1e999999", "page_size: '1e999999' is not"),
+    ("page_size: 1e999999", "page_size: inf is not"),
+    ("page_size: 1e2", "page_size: 100.0 is not a whole number"),
     ("page_size: {a: 1}", "page_size: {'a': 1} is not"),
     ("page_size: null", "page_size: can't be left empty; accepted: a whole number from 1 to 4096"),
     ("page_size: 2026-01-01", "page_size: datetime.date(2026, 1, 1) is not"),
@@ -181,6 +188,60 @@ def test_a_file_that_is_not_utf8(tmp_path: Path) -> None:
 def test_malformed_variables(variable: str, text: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, text)
     assert message in refusal(Program.LOCAL, [])
+
+
+@pytest.mark.parametrize("program", [Program.PREFILL, Program.ROUTER])
+@pytest.mark.parametrize("argv", [["--config", "/nonexistent/c.yaml"], ["--config", "{broken}"]])
+def test_a_file_that_can_not_be_read_is_all_that_is_said(
+    program: Program, argv: list[str], tmp_path: Path
+) -> None:
+    """Not also that what it may hold is missing."""
+    (broken := tmp_path / "c.yaml").write_text("page_size: [")
+    flag, path = argv
+    assert flag in refusal(program, [flag, path.replace("{broken}", str(broken))])
+
+
+@pytest.mark.parametrize(
+    ("program", "argv"),
+    [(Program.PREFILL, ["--model-path"]), (Program.ROUTER, ["--decode", "http://z:1", "--prefill"])],
+)
+def test_a_flag_without_its_value_is_not_missing_too(program: Program, argv: list[str]) -> None:
+    assert f"{argv[-1]} needs " in refusal(program, argv)
+
+
+@pytest.mark.parametrize(
+    ("argv", "env", "message"),
+    [
+        (["--prot", "1"], {}, "unknown flag --prot; did you mean --port?"),
+        (["--log-level", "loud"], {}, "--log-level: 'loud' is not one of debug, info"),
+        (["--config", "{broken}"], {}, "is not valid YAML"),
+        ([], {"DIPTYCH_PORT": "80 80"}, "environment variable DIPTYCH_PORT: '80 80' is not"),
+    ],
+)  # fmt: skip
+def test_the_commands_themselves_say_one_thing_and_exit_with_2(
+    argv: list[str], env: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    (broken := tmp_path / "c.yaml").write_text("page_size: [")
+    argv = [word.replace("{broken}", str(broken)) for word in argv]
+    running = {}
+    for program in Program:
+        own = ["--model-path", "m"]
+        if program is Program.ROUTER:
+            own = ["--prefill", "http://y:1", "--decode", "http://z:1"]
+        module = f"diptych.launch.{program.value.removeprefix('launch-')}"
+        running[program] = subprocess.Popen(
+            [sys.executable, "-m", module, *own, *argv],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **env},
+        )
+    for program, process in running.items():
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, out) == (2, ""), (out, err)
+        (line,) = err.splitlines()
+        assert line.startswith(f"{program.value}: ")
+        assert message in line
 
 
 NAMES = st.sampled_from([leaf.flag for leaf in LEAVES.values()]) | st.text(max_size=12).map("--{}".format)
