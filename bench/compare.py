@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
-import operator
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -97,7 +96,12 @@ def comparison_table(c: Comparison) -> str:
     def alone(r: ServerResult) -> float | None:
         return None if r.decode_alone.tpot is None else 1 / r.decode_alone.tpot.p50
 
-    p50, p99 = operator.attrgetter("p50"), operator.attrgetter("p99")
+    def p50(d: Distribution) -> float:
+        return d.p50
+
+    def p99(d: Distribution) -> float:
+        return d.p99
+
     n = c.input_len
     base_ttft = None if base is None else n / base.prefill_rate
     rows = [

@@ -52,8 +52,9 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
 
     def differences(self, other: Fingerprint, *, here: str = "here", there: str = "at the peer") -> list[str]:
         """`["page_size: 16 here, 32 at the peer", …]`; empty when equal."""
+        theirs = msgspec.structs.asdict(other)
         return [
-            f"{name}: {getattr(self, name)} {here}, {getattr(other, name)} {there}"
-            for name in self.__struct_fields__
-            if getattr(self, name) != getattr(other, name)
+            f"{name}: {mine} {here}, {theirs[name]} {there}"
+            for name, mine in msgspec.structs.asdict(self).items()
+            if mine != theirs[name]
         ]
