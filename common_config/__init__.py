@@ -5,6 +5,7 @@ else reads `get_schedule().page_size` and the like.
 """
 
 from diptych.common_config.accessors import (
+    effective_value,
     get_context,
     get_device,
     get_disagg,
@@ -37,14 +38,17 @@ from diptych.common_config.record import (
     LaunchConfig,
     Provenance,
     builds_from_record,
+    check_value,
     environment_of,
     hide_secret,
 )
 from diptych.common_config.resolution import resolve
 from diptych.common_config.testing import override_config, reset_for_tests
+from diptych.common_config.values import BadValue
 
 __all__ = [
     "AttentionPair",
+    "BadValue",
     "ConfigError",
     "FrozenRecordError",
     "LaunchConfig",
@@ -57,6 +61,8 @@ __all__ = [
     "SealedBagError",
     "as_dict",
     "builds_from_record",
+    "check_value",
+    "effective_value",
     "environment_of",
     "get_context",
     "get_device",

@@ -28,6 +28,7 @@ from diptych.common_config.namespaces import (
     Schedule,
     Serving,
     Spec,
+    namespace_of,
 )
 from diptych.common_config.programs import Role
 from diptych.common_config.record import LaunchConfig
@@ -107,6 +108,16 @@ def readback() -> dict[str, Any]:
     """What is in effect in this process, JSON-able, secrets hidden: `bags` (effective values by namespace),
     `overrides` (the log), `scoped_overrides`, and `record` with `provenance` (what was asked at launch)."""
     return get_context().readback()
+
+
+def effective_value(name: str) -> object:
+    """The effective value of one leaf, as `readback` shows it: for code that deals with leaves by name,
+    where a decision would read the bag. Raises `KeyError` for a name that isn't declared, and what reading
+    the bag would."""
+    namespace = namespace_of(name)
+    if getattr(_published, namespace) is None:
+        _missing(namespace)
+    return get_context().effective(name)
 
 
 def get_model() -> Model:

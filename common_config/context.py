@@ -108,6 +108,10 @@ class Context:
                 self._scoped = [entry for entry in self._scoped if entry is not layer]
                 self._refresh(layer)
 
+    def effective(self, name: str) -> object:
+        """See `diptych.common_config.effective_value`."""
+        return plain(LEAVES.get(name), getattr(self.bags[PATHS[name]], name))
+
     def readback(self) -> dict[str, Any]:
         """See `diptych.common_config.readback`."""
         namespaces = [name for name in self.program.namespaces if name in self.readable]

@@ -222,6 +222,11 @@ def hide_secret(name: str, value: object) -> object:
     return plain(LEAVES.get(name), value)
 
 
+def check_value(name: str, value: object) -> object:
+    """The value, if the leaf of this name takes it. Raises `BadValue`, which says what is accepted."""
+    return check(LEAVES[name], value, final=True)
+
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 

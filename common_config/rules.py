@@ -83,7 +83,7 @@ def check(
 def _served_model_name(draft: Draft) -> object:
     path: str = draft.model_path
     local = path.startswith(("/", "./", "../", "~")) or path.endswith(".gguf")
-    return draft.served_model_name or (PurePath(path).name if local else path)
+    return draft.served_model_name or (PurePath(path).name if local else "") or path
 
 
 @rule("tokenizer_path", "model_path", name="the model's own tokenizer")

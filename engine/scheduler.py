@@ -35,6 +35,7 @@ from diptych.engine.wire import (
     GetState,
     OutputBatch,
     SchedulerReady,
+    SetLogLevel,
     StateReply,
     TokenOutput,
 )
@@ -172,6 +173,9 @@ class Scheduler(ABC):
                 )
             case Drain():
                 self._draining = True
+            case SetLogLevel(level=level):
+                logging.getLogger().setLevel(level.upper())
+                log.info("log level is now %s", level)
 
     def _take(self, message: Generate) -> None:
         try:

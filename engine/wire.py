@@ -84,7 +84,13 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True, tag="drain"):
     """Stop admitting; exit once everything running has ended (the frontend sets the bound)."""
 
 
-FrontendMessage = Generate | Abort | FlushCache | GetState | Drain
+class SetLogLevel(msgspec.Struct, frozen=True, kw_only=True, tag="log_level"):
+    """Log from this severity on; `level` is a value of the setting `log_level`."""
+
+    level: str
+
+
+FrontendMessage = Generate | Abort | FlushCache | GetState | Drain | SetLogLevel
 
 # ---- scheduler → frontend ---------------------------------------------------------------------------
 

@@ -240,7 +240,6 @@ def _frontend(
         # prefill worker only the prompt needs room.
         context_length = min(context_length, ready.max_total_tokens)
     facts = ModelFacts(
-        served_name=model.served_model_name or model.model_path,
         path=model.model_path,
         tokenizer_path=model.tokenizer_path or model.model_path,
         model_type=str(config.get("model_type", "")),
@@ -263,7 +262,7 @@ def _announce(frontend: Frontend) -> None:
     host = get_serving().host
     address = f"[{host}]" if ":" in host else host
     url = f"http://{address}:{get_serving().port}"
-    line = f"ready: {url}  role={frontend.kind} model={frontend.model.served_name}"
+    line = f"ready: {url}  role={frontend.kind} model={frontend.served_name}"
     if frontend.bootstrap_port is not None:
         line += f"  bootstrap={frontend.bootstrap_port}"
     print(line, flush=True)

@@ -14,6 +14,7 @@ from diptych.server.completions import completions
 from diptych.server.frontend import FRONTEND, Frontend
 from diptych.server.generate import generate
 from diptych.server.middleware import errors_to_http, observe, require_key
+from diptych.server.update_config import update_config
 
 
 def make_app(frontend: Frontend) -> web.Application:
@@ -41,6 +42,7 @@ def make_app(frontend: Frontend) -> web.Application:
             web.get("/flush_cache", control.flush_cache),
             web.post("/flush_cache", control.flush_cache),
             web.post("/abort_request", control.abort_request),
+            web.post("/update_config", update_config),
             web.post("/tokenize", control.tokenize),
             web.post("/detokenize", control.detokenize),
         ]

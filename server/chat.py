@@ -116,7 +116,7 @@ class _ChatAnswer:
             self.logprobs = whole(asked.top_logprobs, 0, 0, MAX_TOP_LOGPROBS, "top_logprobs")
         self._include_usage = bool(asked.stream_options and asked.stream_options.include_usage)
         self._tokenizer = frontend.tokenizer
-        self._model = frontend.model.served_name
+        self._model = frontend.served_name
         self._created = int(time.time())
         self._greeted: set[int] = set()
 

@@ -142,7 +142,7 @@ class _CompletionAnswer:
         self._include_usage = bool(asked.stream_options and asked.stream_options.include_usage)
         self._skip_special = asked.skip_special_tokens is not False
         self._tokenizer = frontend.tokenizer
-        self._model = frontend.model.served_name
+        self._model = frontend.served_name
         self._created = int(time.time())
         self._offsets: dict[int, int] = {}
 

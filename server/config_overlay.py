@@ -4,21 +4,25 @@ which another engine in the same process shares."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Set
 from typing import Any, cast
 
-from diptych.common_config import hide_secret, readback
+from diptych.common_config import effective_value, hide_secret, readback
 
 logger = logging.getLogger(__name__)
+
+LOG_LENGTH = 100
+"""Updates that the readback shows: a weight version may change with every training step, for weeks."""
 
 
 class ConfigOverlay:
     def __init__(self) -> None:
         self._values: dict[str, object] = {}
-        self._log: list[dict[str, object]] = []
+        self._log: deque[dict[str, object]] = deque(maxlen=LOG_LENGTH)
 
     def record_config_updates(self, source: str, /, **values: object) -> None:
-        """`source` changed these for this engine: leaves, or facts of its own (weight version)."""
+        """`source` changed these for this engine: leaves, or facts of its own (an attached cache tier)."""
         for name, value in values.items():
             shown = hide_secret(name, value)
             self._log.append({"source": source, "name": name, "value": shown})
@@ -37,7 +41,15 @@ class ConfigOverlay:
 
     def config_value(self, name: str) -> object:
         """The value in effect for this engine. Raises `KeyError` for a name nobody declared or recorded."""
-        return self.resolved_config_dict()[name]
+        return self._values[name] if name in self._values else self.launch_value(name)
+
+    def launch_value(self, name: str) -> object:
+        """What a withdrawal brings back: the process's value. Raises `KeyError` for an undeclared name."""
+        return effective_value(name)
+
+    def recorded(self) -> Set[str]:
+        """The names that hold an update now."""
+        return self._values.keys()
 
     def resolved_config_dict(self) -> Mapping[str, object]:
         """Every leaf by name as in effect for this engine, secrets hidden."""
@@ -45,7 +57,7 @@ class ConfigOverlay:
         return {**dict(_leaves(bags)), **self._values}
 
     def readback(self) -> dict[str, Any]:
-        """What was recorded, and by whom."""
+        """What was recorded, and by whom: the last `LOG_LENGTH` updates, oldest first."""
         return {"values": dict(self._values), "updates": [dict(entry) for entry in self._log]}
 
 

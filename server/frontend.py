@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import cast
 
 from aiohttp import web
 
@@ -22,9 +23,8 @@ class WorkerKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What clients are told about the model."""
+    """What clients are told about the model, and can't change. Its name can: see `Frontend.served_name`."""
 
-    served_name: str
     path: str
     """As it was asked for."""
     tokenizer_path: str
@@ -49,11 +49,21 @@ class Frontend:
     def tokenizer(self) -> Tokenizer:
         return self.manager.tokenizer
 
+    @property
+    def served_name(self) -> str:
+        """The name of the model for clients, now."""
+        return cast("str", self.manager.config_value("served_model_name"))
+
+    @property
+    def weight_version(self) -> str:
+        """The label of the weights, now."""
+        return cast("str", self.manager.config_value("weight_version"))
+
     def check_model(self, name: str | None) -> None:
         """Raises `ModelNotFound` for another model's name; no name means ours."""
-        if name is not None and name not in (self.model.served_name, self.model.path, "default"):
+        if name is not None and name not in (self.served_name, self.model.path, "default"):
             raise ModelNotFound(
-                f"the model {name!r} is not served here; {self.model.served_name!r} is", param="model"
+                f"the model {name!r} is not served here; {self.served_name!r} is", param="model"
             )
 
     def require_chat_template(self) -> ChatTemplate:

@@ -150,6 +150,7 @@ class _NativeAnswer:
         single: bool,
     ) -> None:
         self._tokenizer = frontend.tokenizer
+        self._weight_version = frontend.weight_version
         self._samples = samples
         self._reports = reports
         self._single = single
@@ -172,6 +173,7 @@ class _NativeAnswer:
             "completion_tokens": len(sample.token_ids),
             "cached_tokens": sample.cached_tokens,
             "e2e_latency": time.perf_counter() - sample.started,
+            "weight_version": self._weight_version,
         }
         report = self._reports[sample.spec.prompt_index]
         if report.wanted:

@@ -19,7 +19,7 @@ STATE_TIMEOUT = 5.0
 def _model_object(frontend: Frontend) -> dict[str, object]:
     model = frontend.model
     return {
-        "id": model.served_name,
+        "id": frontend.served_name,
         "object": "model",
         "created": frontend.created,
         "owned_by": "diptych",
@@ -35,18 +35,20 @@ async def models(request: web.Request) -> web.Response:
 async def model(request: web.Request) -> web.Response:
     frontend = request.app[FRONTEND]
     name = request.match_info["name"]
-    if name != frontend.model.served_name:
+    if name != frontend.served_name:
         raise ModelNotFound(f"the model {name!r} is not served here", param="model")
     return json_response(_model_object(frontend))
 
 
 async def model_info(request: web.Request) -> web.Response:
-    facts = request.app[FRONTEND].model
+    frontend = request.app[FRONTEND]
+    facts = frontend.model
     return json_response(
         {
             "model_path": facts.path,
             "tokenizer_path": facts.tokenizer_path,
-            "served_model_name": facts.served_name,
+            "served_model_name": frontend.served_name,
+            "weight_version": frontend.weight_version,
             "model_type": facts.model_type,
             "architectures": facts.architectures,
             "is_generation": True,
@@ -74,7 +76,8 @@ async def server_info(request: web.Request) -> web.Response:
             "disaggregation_bootstrap_port": frontend.bootstrap_port,
             "model_path": facts.path,
             "tokenizer_path": facts.tokenizer_path,
-            "served_model_name": facts.served_name,
+            "served_model_name": frontend.served_name,
+            "weight_version": frontend.weight_version,
             "model_type": facts.model_type,
             "architectures": facts.architectures,
             "dp_size": get_parallel().dp_size,

@@ -17,6 +17,7 @@ from diptych.engine.wire import (
     GetState,
     OutputBatch,
     SchedulerReady,
+    SetLogLevel,
     StateReply,
     TokenOutput,
 )
@@ -304,6 +305,14 @@ class TokenizerManager:
             raise DeadlineExceeded(f"the scheduler did not answer within {bound:g} s") from None
         finally:
             self._calls.pop(call_id, None)
+
+    def set_log_level(self, level: str) -> None:
+        """Of this process and the scheduler's. Raises `Unavailable`, and changes nothing, without one."""
+        if self.dead is not None:
+            raise self.dead
+        if not self._link.send(SetLogLevel(level=level)):
+            raise Unavailable("the worker's scheduler is gone")
+        logging.getLogger().setLevel(level.upper())
 
     def send_drain(self) -> None:
         self._link.send(Drain())

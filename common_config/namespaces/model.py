@@ -24,6 +24,11 @@ class Model(Namespace):
         open_means="the model path, without its folders when it is a local path",
         metavar="NAME",
     )
+    weight_version: str = leaf(
+        "default",
+        help="A label for the weights, shown with each answer of /generate; it may change while running.",
+        metavar="LABEL",
+    )
     tokenizer_path: str = leaf(
         OPEN,
         help="Where the tokenizer is, if apart from the model.",

@@ -99,3 +99,19 @@ def test_decode_is_told_what_prefill_has_published(local: Launched) -> None:
     ask(f"{local.url}/v1/completions", {"prompt": "The sea", "max_tokens": 2})
     line = local.wait_for_line(r"\[decode\].* prefill worker .* has published (\{.*\})$", 10)
     assert json.loads(line.group(1)) == published
+
+
+def test_a_pair_takes_a_new_name_and_log_level_while_it_runs(local: Launched) -> None:
+    workers = [local.wait_for_line(rf"^  {role} +(http\S+)").group(1) for role in ("prefill", "decode")]
+    asked = {"served_model_name": "renamed", "weight_version": "2", "log_level": "warning"}
+    for worker in workers:
+        assert ask(f"{worker}/update_config", asked) == asked
+    answer = ask(f"{local.url}/v1/completions", {"model": "renamed", "prompt": "The sea", "max_tokens": 2})
+    assert answer["model"] == ask(f"{local.url}/v1/models")["data"][0]["id"] == "renamed"
+    native = ask(f"{local.url}/generate", {"text": "The sea", "sampling_params": {"max_new_tokens": 2}})
+    assert native["meta_info"]["weight_version"] == "2"
+    for worker in workers:
+        assert ask(f"{worker}/update_config", dict.fromkeys(asked))["log_level"] == "debug"
+    for role in ("prefill", "decode"):
+        local.wait_for_line(rf"{role}_scheduler INFO .*: log level is now debug$", 10)
+    assert "log level is now warning" not in local.output

@@ -149,7 +149,10 @@ async def test_health_generate_asks_a_pair_for_one_token(make_worker, kit):
             assert response.status == 502
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nope", 404), ("GET", "/generate", 405)])
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nope", 404), ("GET", "/generate", 405), ("POST", "/update_config", 404)],
+)
 async def test_what_is_not_served_says_so_in_openai_shape(make_worker, kit, method, path, status):
     prefill, decode = await pair(make_worker, kit)
     async with kit.router([prefill], [decode]) as router:

@@ -30,13 +30,29 @@ def census(modules: Mapping[str, ast.Module]) -> list[str]:
 
 def reads(modules: Mapping[str, ast.Module]) -> set[str]:
     """Names that are read from bags and records."""
-    return _Census(modules).reads()
+    return {name for _, name in readers(modules)}
+
+
+def readers(modules: Mapping[str, ast.Module]) -> set[tuple[str, str]]:
+    """(module, name) of what is read from bags and records."""
+    return _Census(modules).readers()
+
+
+def overlaid_reads(modules: Mapping[str, ast.Module]) -> set[str]:
+    """Names whose value an engine is asked for: `config_value("name")`."""
+    return {
+        node.args[0].value
+        for tree in modules.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and _callee(node) == "config_value" and node.args
+        if isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str)
+    }
 
 
 def unread(modules: Mapping[str, ast.Module], record: LaunchConfig) -> set[str]:
-    """Declared leaves that nothing uses: no code reads them from a bag or a record, and nothing that is used
-    derives or resolves from them (a check that refuses values is no use)."""
-    used = reads(modules)
+    """Declared leaves that nothing uses: no code reads them from a bag, a record or an engine's overlay, and
+    nothing that is used derives or resolves from them (a check that refuses values is no use)."""
+    used = reads(modules) | overlaid_reads(modules)
     _, inputs = derive_all(record.program, record.values())
     for name in used & set(DERIVED):
         used = used | inputs[name]
@@ -202,10 +218,10 @@ class _Census:
                 if kind is not None:
                     inner.kinds.setdefault(name, kind)
 
-    def reads(self) -> set[str]:
-        """Leaves that are read as attributes of a bag or a record."""
+    def readers(self) -> set[tuple[str, str]]:
+        """Leaves that are read as attributes of a bag or a record, and in which module."""
         return {
-            node.attr
+            (scope.module, node.attr)
             for scope in self.scopes
             for node in _own_nodes(scope.node)
             if isinstance(node, ast.Attribute)
