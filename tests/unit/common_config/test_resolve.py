@@ -25,7 +25,10 @@ def problems(program: Program = Program.PREFILL, **flags: object) -> tuple[str, 
 
 @pytest.mark.parametrize(
     ("path", "name"),
-    [("org/model", "org/model"), ("/data/models/tiny/", "tiny"), ("./x.gguf", "x.gguf"), ("plain", "plain")],
+    [
+        *(("org/model", "org/model"), ("/data/models/tiny/", "tiny"), ("./x.gguf", "x.gguf")),
+        *(("plain", "plain"), ("./", "./")),
+    ],
 )
 def test_the_served_name_follows_the_model_path_without_local_folders(path: str, name: str) -> None:
     record = worker(model_path=path)
