@@ -25,14 +25,22 @@ class DidNotStart(AssertionError):
 
 
 class Launched:
-    """One `launch-*` command. Its output is kept for assertions and shown when something fails."""
+    """One `launch-*` command, or a `script` in its place. Its output is kept for assertions and shown when
+    something fails."""
 
-    def __init__(self, command: str, *arguments: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        command: str,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        script: Path | None = None,
+    ) -> None:
         self.command = command
+        module = f"diptych.launch.{command.removeprefix('launch-')}"
         self.lines: list[str] = []
         self._changed = threading.Condition()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", f"diptych.launch.{command.removeprefix('launch-')}", *arguments],
+            [sys.executable, *(("-m", module) if script is None else (str(script),)), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
