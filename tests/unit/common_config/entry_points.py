@@ -1,7 +1,8 @@
 """Finds bag reads that come before a process has published: at import, or in an entry point's first steps.
 
 From each entry point the calls are followed in the order in which they are written, into every function of
-the project that they name, until `publish` is reached.
+the project that they name, methods of an object that the function makes included, until `publish` is reached.
+(Accessors can't hide behind other names: the census forbids those.)
 """
 
 from __future__ import annotations
@@ -88,13 +89,20 @@ class _Walk:
 
     @staticmethod
     def _imports(tree: ast.Module) -> dict[str, tuple[str, str]]:
-        """Local name → (module, name there); functions' own imports too."""
-        return {
+        """Local name → (module, name there); functions' own imports too, and functions under other names."""
+        found = {
             alias.asname or alias.name: (node.module, alias.name)
             for node in ast.walk(tree)
             if isinstance(node, ast.ImportFrom) and node.module
             for alias in node.names
         }
+        own = _own(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
+                origin = found.get(node.value.id) or ("", node.value.id) * (node.value.id in own)
+                if origin:
+                    found |= {t.id: origin for t in node.targets if isinstance(t, ast.Name)}
+        return found
 
     def walk(self, entry_point: str) -> list[str]:
         module, _, function = entry_point.partition(":")
@@ -108,28 +116,49 @@ class _Walk:
         if (module, name) in self.walking:
             return
         self.walking.add((module, name))
-        for statement in self.own[module][name].body:
+        function = self.own[module][name]
+        objects = {"self": (module, name.partition(".")[0])} if "." in name else {}
+        for node in ast.walk(function):
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+                made = self._named(module, ast.unparse(node.value.func).split("."))
+                objects |= {t.id: made for t in node.targets if isinstance(t, ast.Name)}
+        for statement in function.body:
             for call in _calls(statement):
-                self._call(module, call)
+                self._call(module, call, objects)
 
-    def _call(self, module: str, call: ast.Call) -> None:
+    def _call(self, module: str, call: ast.Call, objects: Mapping[str, tuple[str, str]]) -> None:
         name = _callee(call)
         if name == "publish":
             raise _Published
         if name in ACCESSORS:
             self.found.append(f"{module}:{call.lineno}: {name}() before publish")
             return
-        target = self._target(module, call)
+        target = self._target(module, call, objects)
         if target is not None:
             self._function(*target)
 
-    def _target(self, module: str, call: ast.Call) -> tuple[str, str] | None:
-        """The project's function that a call names: a plain one, a class's constructor, or `Class.method`."""
-        parts = ast.unparse(call.func).split(".")
+    def _target(
+        self, module: str, call: ast.Call, objects: Mapping[str, tuple[str, str]]
+    ) -> tuple[str, str] | None:
+        """The project's function that a call names: a plain one, a class's constructor, or a method."""
+        where, name = self._named(module, ast.unparse(call.func).split("."))
+        if isinstance(call.func, ast.Attribute):
+            owner = call.func.value
+            if isinstance(owner, ast.Name) and owner.id in objects:
+                where, its_class = objects[owner.id]
+                name = f"{its_class}.{call.func.attr}"
+            elif isinstance(owner, ast.Call):
+                where, its_class = self._named(module, ast.unparse(owner.func).split("."))
+                name = f"{its_class}.{call.func.attr}"
+        for candidate in (name, f"{name}.__init__"):
+            if candidate in self.own.get(where, {}):
+                return where, candidate
+        return None
+
+    def _named(self, module: str, parts: list[str]) -> tuple[str, str]:
+        """Dotted parts → (module, name in it)."""
         where, first = self.imported[module].get(parts[0], (module, parts[0]))
+        where = where or module
         if f"{where}.{first}" in self.own and len(parts) > 1:  # `from package import module`
             where, first, parts = f"{where}.{first}", parts[1], parts[1:]
-        for name in (".".join([first, *parts[1:]]), f"{first}.__init__"):
-            if name in self.own.get(where, {}):
-                return where, name
-        return None
+        return where, ".".join([first, *parts[1:]])

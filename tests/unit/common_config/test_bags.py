@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
+import subprocess
+import sys
 
 import pytest
 from unit.common_config.samples import WORKERS
@@ -68,16 +71,51 @@ def test_a_program_publishes_its_own_namespaces_only() -> None:
         get_schedule()
 
 
+def wrong_leaves() -> list[str]:
+    """What the bags and the declarations don't have in common, and leaves that are functions."""
+    found = []
+    with override_config() as record:
+        bags = every_bag()
+        leaves = {name: path for path, bag in bags.items() for name in (*bag.leaves, *bag.derived)}
+        found += [f"{name}: declared or in a bag, not both" for name in dict(leaves.items() ^ PATHS.items())]
+        found += [f"{name}: declared twice or nowhere" for name in set(leaves) ^ (set(LEAVES) | set(DERIVED))]
+        found += [
+            f"{name}: in the record or declared, not both" for name in set(record.values()) ^ set(LEAVES)
+        ]
+        for path, bag in bags.items():
+            names = (*bag.leaves, *bag.derived)
+            found += [
+                f"{path}.{name}: a slot of its own" for name in {*type(bag).__slots__} ^ {*names, *bag.groups}
+            ]
+            found += [f"{path}.{name}: is callable" for name in names if callable(getattr(bag, name))]
+            found += [f"{path}: takes any attribute"] if hasattr(bag, "__dict__") else []
+    return found
+
+
 def test_leaves_are_exactly_what_is_declared_and_none_is_callable() -> None:
-    with override_config():
-        leaves = {name: path for path, bag in every_bag().items() for name in (*bag.leaves, *bag.derived)}
-        assert leaves == PATHS
-        assert set(leaves) == set(LEAVES) | set(DERIVED)
-        for path, bag in every_bag().items():
-            assert set(type(bag).__slots__) == {*bag.leaves, *bag.derived, *bag.groups}
-            assert not hasattr(bag, "__dict__")
-            for name in (*bag.leaves, *bag.derived):
-                assert not callable(getattr(bag, name)), f"{path}.{name}"
+    assert wrong_leaves() == []
+
+
+def test_a_leaf_without_its_declaration_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = NAMESPACES["memory"]
+    rest = {name: leaf for name, leaf in memory.leaves.items() if name != "max_total_tokens"}
+    monkeypatch.setattr(memory, "leaves", rest)
+    assert any("max_total_tokens" in line for line in wrong_leaves())
+
+
+def test_a_leaf_that_is_a_function_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = dataclasses.replace(DERIVED["world_size"], compute=lambda view: lambda: view.tp_size)
+    monkeypatch.setitem(DERIVED, "world_size", function)
+    assert wrong_leaves() == ["parallel.world_size: is callable"]
+
+
+def test_the_configured_width_answers_in_a_process_that_builds_no_groups() -> None:
+    program = (
+        "import sys; from diptych.common_config import *\n"
+        "publish(resolve(Program.DECODE, flags={'model_path': 'm'}, env={}), role=Role.DECODE_FRONTEND)\n"
+        "print(get_parallel().tp_size, get_parallel().world_size, 'torch' in sys.modules)"
+    )
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "1 1 False\n"
 
 
 def test_bags_hold_what_the_record_holds() -> None:

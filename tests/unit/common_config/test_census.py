@@ -36,6 +36,23 @@ READS = {
     "closure": "def f(record: LaunchConfig):\n    def g():\n        return record.port\n    return g",
     "lambda": "def f(record: LaunchConfig):\n    return lambda: record.port",
     "test helper": "def f():\n    with override_config() as record:\n        return record.port",
+    "constructor": "class A:\n    def __init__(self, x):\n        x.port\ndef f(r: LaunchConfig):\n    A(r)",
+    "dataclass": "class A:\n    conf: object\ndef f(r: LaunchConfig):\n    return A(conf=r).conf.port",
+    "tuple": "def f(r: LaunchConfig):\n    a, b = r, 1\n    return a.port",
+    "returned tuple": "def g(r: LaunchConfig):\n    return r, 1\ndef f():\n    a, _ = g(x)\n    a.port",
+    "iteration": "def f(r: LaunchConfig):\n    return [a.port for a in (r,)]",
+    "dictionary": "def f(d, r: LaunchConfig):\n    d['x'] = r\n    return d['x'].port",
+    "nonlocal": "def f(r: LaunchConfig):\n    def g():\n        nonlocal a\n        a = r\n    return a.port",
+    "partial": "def g(x):\n    return x.port\ndef f(r: LaunchConfig):\n    return functools.partial(g, r)",
+    "default": "def f(r: LaunchConfig):\n    def g(x=r):\n        return x.port",
+    "helper's alias": "def g(x):\n    return x.port\nh = g\ndef f(r: LaunchConfig):\n    return h(r)",
+    "star": "def g(*a):\n    return a[0].port\ndef f(r: LaunchConfig):\n    return g(r)",
+    "with": "def f(r: LaunchConfig):\n    with contextlib.nullcontext(r) as a:\n        return a.port",
+    "generator": "def g():\n    yield resolve(P)\ndef f():\n    with g() as a:\n        return a.port",
+    "fields": "def f(r: LaunchConfig):\n    return r.values()['port']",
+    "account": "def f(r: LaunchConfig):\n    return r.redacted().get('port')",
+    "readback": "def f():\n    return readback()['record']['port']  # from a record",
+    "pattern": "def f(x):\n    match x:\n        case LaunchConfig(port=p):\n            return p",
     "loop": "async def f(record: LaunchConfig):\n    for _ in range(record.max_n):\n        pass",
 }
 
@@ -54,6 +71,30 @@ def test_a_module_level_record_is_found_and_so_are_its_readers() -> None:
     ]
 
 
+def test_a_record_that_a_function_puts_into_a_module_is_found_and_so_are_its_readers() -> None:
+    text = "R = None\ndef f(r: LaunchConfig):\n    global R\n    R = r\ndef g():\n    return R.port"
+    assert [line.partition(";")[0] for line in census(parse(planted=IMPORTS + text))] == [
+        "diptych.planted:6: keeps a record in a module",
+        "diptych.planted:8: reads port from a record",
+    ]
+
+
+@pytest.mark.parametrize(
+    "parking",
+    [
+        "class A:\n    def __init__(self, r: LaunchConfig):\n        self.args = r",
+        "class A:\n    def __init__(self, x):\n        self.args = x\ndef f(r: LaunchConfig):\n    A(r)",
+        "def f(a, r: LaunchConfig):\n    a.args = r",
+        "def f(a, r: LaunchConfig):\n    a.args['x'] = r",
+    ],
+)
+def test_a_parked_record_is_found_however_it_got_there(parking: str) -> None:
+    reader = "def f(runner):\n    args = runner.args\n    return args.page_size"
+    parked, read = census(parse(a=IMPORTS + parking, b=reader))
+    assert "parks a record on an object" in parked
+    assert "reads page_size from a record" in read
+
+
 def test_a_parked_record_is_found_and_so_are_its_readers_in_other_files() -> None:
     parked = "class A:\n    def __init__(self, r: LaunchConfig):\n        self.args = r"
     reader = "def f(runner):\n    args = runner.args\n    return args.page_size"
@@ -70,7 +111,11 @@ WRITES = {
     "alias": "def f(r: LaunchConfig):\n    args = r\n    args.undeclared = 1",
     "setattr": "def f(r: LaunchConfig):\n    setattr(r, 'port', 1)",
     "object": "def f(r: LaunchConfig):\n    object.__setattr__(r, 'port', 1)",
+    "helper": "def g(x):\n    x.port = 1\ndef f(r: LaunchConfig):\n    g(r)",
+    "module": "R = resolve(P)\ndef f():\n    R.port = 1",
+    "parked": "def f(a, r: LaunchConfig):\n    a.conf = r\ndef g(a):\n    a.conf.port = 1",
     "bag": "def f():\n    get_schedule().page_size = 1",
+    "bag helper": "def g(bag):\n    bag.page_size = 1\ndef f():\n    g(get_schedule())",
     "bag alias": "def f():\n    bag = get_schedule()\n    bag.page_size = 1",
     "group": "def f():\n    get_exec().kernel.linear_backend = 'plain'",
     "bag object": "def f():\n    object.__setattr__(get_schedule(), 'page_size', 1)",
@@ -102,6 +147,24 @@ DYNAMIC = {
 def test_a_planted_dynamic_read_is_found(text: str) -> None:
     found = census(parse(planted=IMPORTS + text))
     assert len(found) == 1, found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from diptych.common_config import get_schedule as gs\ndef f():\n    return gs().page_size",
+        "from diptych.common_config import resolve as r\ndef f():\n    return r(P).page_size",
+        "from diptych.common_config.record import LaunchConfig as LC\ndef f(r: LC):\n    return r.page_size",
+        "def f():\n    bag = get_schedule\n    return bag().page_size",
+        "PAGES = {'a': get_schedule}",
+        "def f():\n    return (common_config.get_schedule if x else y)().page_size",
+        "def f():\n    return list(map(resolve, Program))",
+        "def f(bag=get_schedule):\n    return bag().page_size",
+    ],
+)
+def test_an_accessor_or_maker_under_another_name_is_found(text: str) -> None:
+    (found,) = census(parse(planted=IMPORTS + text))
+    assert "under another name" in found or "instead of calling it" in found
 
 
 @pytest.mark.parametrize(

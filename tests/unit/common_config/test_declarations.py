@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 import diptych.common_config
 from diptych.common_config.declare import Derived, Namespace, leaf
 from diptych.common_config.docs import page
+from diptych.common_config.namespaces import Memory
 
 PACKAGE = Path(diptych.common_config.__file__).parent
 DOCS = PACKAGE.parent / "docs" / "configuration.md"
@@ -53,6 +55,13 @@ def test_the_reference_is_current() -> None:
     assert DOCS.read_text() == page() + "\n", (
         "regenerate: python -m diptych.common_config.docs > docs/configuration.md"
     )
+
+
+def test_a_flag_that_the_reference_lacks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    extra = dataclasses.replace(Memory.leaves["max_total_tokens"], name="undocumented")
+    monkeypatch.setitem(Memory.leaves, "undocumented", extra)
+    assert "`--undocumented`" in page()
+    assert DOCS.read_text() != page() + "\n"
 
 
 def test_mistakes_in_a_declaration_fail_at_import() -> None:

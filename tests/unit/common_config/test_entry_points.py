@@ -49,6 +49,13 @@ EARLY = {
     "deeper": "def a():\n    get_schedule()\ndef b():\n    a()\ndef main():\n    b()" + PUBLISH,
     "constructor": "class A:\n    def __init__(s):\n        get_schedule()\ndef main():\n    A()" + PUBLISH,
     "method": "class A:\n    def m():\n        get_schedule()\ndef main():\n    A.m()" + PUBLISH,
+    "object": "class A:\n    def m(s):\n        get_schedule()\ndef main():\n    a = A()\n    a.m()"
+    + PUBLISH,
+    "new object": "class A:\n    def m(s):\n        get_schedule()\ndef main():\n    A().m()" + PUBLISH,
+    "own method": "class A:\n    def __init__(self):\n        self.m()\n    def m(s):\n        get_memory()\n"
+    "def main():\n    A()" + PUBLISH,
+    "alias": "def h():\n    get_schedule()\nk = h\ndef main():\n    k()" + PUBLISH,
+    "bag alias": "def main():\n    bag = get_schedule()\n    bag.page_size" + PUBLISH,
     "coroutine": "async def a():\n    get_schedule()\ndef main():\n    asyncio.run(a())" + PUBLISH,
     "never published": "def main():\n    if x:\n        return get_schedule()",
 }
