@@ -22,7 +22,7 @@ MODE_VARIABLE = "DIPTYCH_ROLE_NAMESPACES"
 FILE_VARIABLE = "DIPTYCH_ROLE_NAMESPACES_FILE"
 
 _FRONTEND = frozenset({"model", "observability", "parallel", "serving"})
-_SCHEDULER = frozenset({"device", "exec", "memory", "model", "observability", "schedule"})
+_SCHEDULER = frozenset({"device", "exec", "memory", "model", "observability", "schedule", "spec"})
 
 ROLE_SETS: dict[Role, frozenset[str] | None] = {
     Role.PREFILL_FRONTEND: _FRONTEND | {"disagg"},

@@ -29,6 +29,8 @@ class RunnerFacts:
     context_length: int
     load_format: str
     linear_backend: str
+    batch_invariant: bool
+    torch_compile: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from diptych.engine.metrics import EngineMetrics
 from diptych.engine.request import Request
 from diptych.engine.runner import ModelRunner
 from diptych.engine.sampling import SampledToken, SamplingState
-from diptych.engine.stepper import Stepper
+from diptych.engine.stepper import STEPPERS
 from diptych.engine.wire import (
     Abort,
     Drain,
@@ -62,6 +62,8 @@ class SchedulerParts:
     """Reads end-of-file when the frontend is gone."""
     max_requests: int
     """Running and queued together; one more is refused."""
+    speculative_algorithm: str
+    """A name of `stepper.STEPPERS`."""
 
 
 class Scheduler(ABC):
@@ -76,7 +78,7 @@ class Scheduler(ABC):
         self.max_requests = parts.max_requests
         self._frontend = parts.frontend
         self._parent_fd = parts.parent_fd
-        self.stepper = Stepper(self.runner, self.metrics)
+        self.stepper = STEPPERS[parts.speculative_algorithm](self.runner, self.metrics)
         self._outputs: list[TokenOutput] = []
         self._draining = False
         self._stopped = False

@@ -42,3 +42,7 @@ class Stepper:
         self._metrics.decode_tokens.inc(len(requests))
         self._metrics.decode_seconds.inc(time.perf_counter() - started)
         return tokens
+
+
+STEPPERS: dict[str, type[Stepper]] = {"none": Stepper}
+"""How steps are taken, by speculative algorithm. Without one a decode step gives each request one token."""

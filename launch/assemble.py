@@ -25,10 +25,13 @@ from diptych.engine.models.config import ModelConfig
 from diptych.engine.prompt_queue import PromptQueue
 from diptych.engine.runner import ModelRunner, RunnerFacts
 from diptych.engine.running_batch import RunningBatch
+from diptych.engine.scheduler import SchedulerParts
 from diptych.engine.weights.identity import dummy_identity, model_identity
 from diptych.engine.weights.loader import load_model
 from diptych.kernels.registry import make_attention_backend, resolve_attention_backend
+from diptych.kvtransfer.sender import PrefillSender
 from diptych.launch.errors import StartupError
+from diptych.prefill.scheduler import PrefillScheduler
 
 
 def choose_device() -> torch.device:
@@ -54,6 +57,8 @@ def build_runner(model_dir: Path, report: Callable[[str], None]) -> ModelRunner:
         load_format=get_model().load_format,
         linear_backend=get_exec().kernel.linear_backend,
         seed=get_model().random_seed,
+        batch_invariant=not get_exec().features.disable_batch_invariance,
+        torch_compile=get_exec().graph.enable_torch_compile,
         progress=lambda done, total: _report_quarters(report, done, total),
     )
     kv_dtype = dtype if get_memory().kv_cache_dtype == "auto" else get_memory().kv_cache_dtype
@@ -83,6 +88,8 @@ def build_runner(model_dir: Path, report: Callable[[str], None]) -> ModelRunner:
         context_length=context_length,
         load_format=get_model().load_format,
         linear_backend=model.linear_backend,
+        batch_invariant=model.batch_invariant,
+        torch_compile=model.torch_compile,
     )
     if get_schedule().chunked_prefill_enabled and not prefill_backend.supports_chunked_prefix:
         # Scheduler, pool and transfer read the bag, so that is where the gate must land.
@@ -113,6 +120,16 @@ def build_prompt_queue(runner: ModelRunner, keep_free: Callable[[], int]) -> Pro
         chunked=schedule.chunked_prefill_enabled,
         reuse_prefix=not schedule.disable_chunked_prefix_cache,
         keep_free=keep_free,
+    )
+
+
+def build_prefill_scheduler(parts: SchedulerParts, sender: PrefillSender) -> PrefillScheduler:
+    return PrefillScheduler(
+        parts,
+        sender,
+        build_prompt_queue(parts.runner, keep_free=lambda: 0),
+        max_running=get_schedule().max_running_requests,
+        overlap_transfer=not get_exec().overlap.disable_overlap_transfer,
     )
 
 

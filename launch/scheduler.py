@@ -21,6 +21,7 @@ from diptych.common_config import (
     get_observability,
     get_parallel,
     get_schedule,
+    get_spec,
     publish,
 )
 from diptych.decode.scheduler import DecodeScheduler
@@ -42,6 +43,7 @@ from diptych.kvtransfer.sender import PrefillSender
 from diptych.kvtransfer.settings import TransferSettings
 from diptych.kvtransfer.stats import TransferStats
 from diptych.launch.assemble import (
+    build_prefill_scheduler,
     build_prompt_queue,
     build_runner,
     build_running_batch,
@@ -49,7 +51,6 @@ from diptych.launch.assemble import (
 )
 from diptych.launch.errors import StartupError
 from diptych.launch.processes import SchedulerStart, read_start
-from diptych.prefill.scheduler import PrefillScheduler
 
 STDIN = 0
 
@@ -89,6 +90,7 @@ def _run(role: Role, start: SchedulerStart) -> int:
         registry=CollectorRegistry(),
         parent_fd=STDIN,
         max_requests=schedule.max_running_requests + schedule.max_queued_requests,
+        speculative_algorithm=get_spec().speculative_algorithm,
     )
     try:
         scheduler, close = _ROLES[role](parts, model_dir)
@@ -134,9 +136,7 @@ def _prefill(parts: SchedulerParts, model_dir: Path) -> RoleParts:
         ),
         timeout=disagg.handshake_timeout,
     )
-    queue = build_prompt_queue(parts.runner, keep_free=lambda: 0)
-    scheduler = PrefillScheduler(parts, sender, queue, max_running=get_schedule().max_running_requests)
-    return scheduler, sender.close
+    return build_prefill_scheduler(parts, sender), sender.close
 
 
 def _decode(parts: SchedulerParts, model_dir: Path) -> RoleParts:

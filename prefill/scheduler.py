@@ -34,11 +34,19 @@ class DrainingPages:
 
 class PrefillScheduler(Scheduler):
     def __init__(
-        self, parts: SchedulerParts, sender: PrefillSender, queue: PromptQueue, *, max_running: int
+        self,
+        parts: SchedulerParts,
+        sender: PrefillSender,
+        queue: PromptQueue,
+        *,
+        max_running: int,
+        overlap_transfer: bool,
     ) -> None:
-        """`max_running`: prompts that compute or have pages in flight at once."""
+        """`max_running`: prompts that compute or have pages in flight at once. `overlap_transfer`: pages
+        leave as they become final, while later chunks are computed; else once the prompt is whole."""
         super().__init__(parts)
         self._max_running = max_running
+        self._overlap_transfer = overlap_transfer
         self._sender = sender
         self._queue = queue
         self._rooms: dict[int, PrefillRequest] = {}
@@ -100,6 +108,8 @@ class PrefillScheduler(Scheduler):
 
     def _send_final_pages(self, request: Request) -> None:
         assert isinstance(request, PrefillRequest)
+        if not (self._overlap_transfer or request.prefilled):
+            return
         pages = request.unsent_pages(self.pool.layout.page_size)
         if pages:
             with contextlib.suppress(UnknownRoom):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from diptych.common_config.declare import DerivedLeaf, Leaf, Namespace
 from diptych.common_config.namespaces.device import Device
 from diptych.common_config.namespaces.disagg import Disagg
-from diptych.common_config.namespaces.exec import Exec, Kernel
+from diptych.common_config.namespaces.exec import Exec, Features, Graph, Kernel, Overlap
 from diptych.common_config.namespaces.memory import Memory
 from diptych.common_config.namespaces.model import Model
 from diptych.common_config.namespaces.observability import Observability
@@ -75,10 +75,13 @@ __all__ = [
     "Device",
     "Disagg",
     "Exec",
+    "Features",
+    "Graph",
     "Kernel",
     "Memory",
     "Model",
     "Observability",
+    "Overlap",
     "Parallel",
     "PrefillAddress",
     "Router",

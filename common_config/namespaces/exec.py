@@ -1,4 +1,4 @@
-"""Which kernels run."""
+"""How a step is computed: its kernels, its compilation, what it overlaps with, what its results promise."""
 
 from __future__ import annotations
 
@@ -58,7 +58,41 @@ class Kernel(Namespace):
     )
 
 
+class Graph(Namespace):
+    """How the model's code is turned into what runs."""
+
+    enable_torch_compile: bool = leaf(
+        False,
+        help="Compile what surrounds attention in each layer with torch.compile, once at start. Of use where "
+        "plain PyTorch would run it: the C++ kernels of a CPU are as fast without.",
+    )
+
+
+class Overlap(Namespace):
+    """What goes on at the same time."""
+
+    disable_overlap_transfer: bool = leaf(
+        False,
+        help="Prefill sends a prompt's pages only once its last chunk is computed, rather than those of each "
+        "chunk while the next is computed.",
+    )
+
+
+class Features(Namespace):
+    """What the results of a step promise."""
+
+    disable_batch_invariance: bool = leaf(
+        False,
+        help="Let a request's logits depend, in their last bits, on whether it runs alone: a step of one "
+        "token is then not computed as two. A decode step of one request gets faster by about a tenth; one "
+        "seed may draw other tokens alone than in company.",
+    )
+
+
 class Exec(Namespace):
     """How a step is computed."""
 
     kernel: Kernel = group()
+    graph: Graph = group()
+    overlap: Overlap = group()
+    features: Features = group()

@@ -34,17 +34,46 @@ class PlainLinear:
         return F.linear(x, self._weight, self._bias)
 
 
+# To a compiler a packed weight is either a constant (one compilation per layer) or, as here, the argument of
+# an operation that it leaves alone.
+torch.library.define(
+    "diptych::packed_linear", "(Tensor x, Tensor packed, Tensor? bias, int outputs) -> Tensor"
+)
+
+
+@torch.library.impl("diptych::packed_linear", "CompositeExplicitAutograd")
+def _packed_linear(
+    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, outputs: int
+) -> torch.Tensor:
+    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, "none", [], "")
+    return out
+
+
+def _packed_linear_shape(
+    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, outputs: int
+) -> torch.Tensor:
+    return x.new_empty(x.shape[0], outputs)
+
+
+torch.library.register_fake("diptych::packed_linear", _packed_linear_shape)
+
+
 class OneDNNLinear:
     """The weight is copied into oneDNN's blocked layout; the caller may free the original."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
         self._bias = bias
+        self._outputs = weight.shape[0]
         # Looked up once: attribute access on torch.ops is slow next to a one-token GEMM.
         self._linear = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self._linear(x, self._packed, self._bias, "none", [], "")
+        out: torch.Tensor
+        if torch.compiler.is_compiling():
+            out = torch.ops.diptych.packed_linear(x, self._packed, self._bias, self._outputs)
+            return out
+        out = self._linear(x, self._packed, self._bias, "none", [], "")
         return out
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 
 from diptych.engine.models.config import ModelConfig
-from diptych.engine.models.decoder import DecoderLayer, DecoderLM
+from diptych.engine.models.decoder import DecoderLM
 from diptych.engine.models.errors import InvalidModelError, UnsupportedModelError
+from diptych.engine.models.layer import DecoderLayer
 from diptych.engine.models.linear import Linear, make_head, make_linear, resolve_linear_backend
 from diptych.engine.weights.tensors import DummySource, SafetensorsSource, TensorSource
 
@@ -29,10 +30,13 @@ def load_model(
     load_format: str = "auto",
     linear_backend: str = "auto",
     seed: int = 0,
+    batch_invariant: bool = True,
+    torch_compile: bool = False,
     progress: Progress | None = None,
 ) -> DecoderLM:
     """`model_dir`: as `prepare_model` returns it. `gguf` means the same as `safetensors` here, since
     `prepare_model` has converted the file by then; `dummy` needs config.json only and draws from `seed`.
+    `batch_invariant`, `torch_compile`: see `DecoderLM`.
 
     Raises `InvalidModelError` (naming missing, unexpected or misshapen tensors), `UnsupportedModelError`.
     """
@@ -61,6 +65,8 @@ def load_model(
             final_norm=builder.vector("model.norm.weight", config.hidden_size),
             lm_head=builder.lm_head(embedding if tied else None),
             linear_backend=backend,
+            batch_invariant=batch_invariant,
+            torch_compile=torch_compile,
         )
 
 

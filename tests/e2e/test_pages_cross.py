@@ -17,6 +17,10 @@ def cluster() -> Iterator[Cluster]:
     cluster.close()
 
 
+PROMPT = [(100 + j * 31) % 40000 for j in range(1500)]
+"""Three chunks."""
+
+
 def delta(before: dict[str, float], after: dict[str, float], prefix: str) -> float:
     return sum(after[k] - before.get(k, 0.0) for k in after if k.startswith(prefix))
 
@@ -48,3 +52,29 @@ def test_bytes_are_pages_times_page_bytes_and_decode_never_runs_the_prompt(clust
     assert decode("diptych_transfer_bytes_received_total") == pages * page_bytes
     assert decode("diptych_decode_tokens_total") == 4 * len(lengths)
     assert prefill("diptych_decode_tokens_total") == 0
+
+
+def test_without_overlap_all_pages_leave_together_and_the_tokens_are_the_same(
+    cluster: Cluster,
+) -> None:
+    def tokens_and_descriptors(cluster: Cluster) -> tuple[list[int], float]:
+        cluster.flush()
+        before = cluster.prefill.client.metrics()
+        sampling = {"max_new_tokens": 8, "ignore_eos": True, "temperature": 0}
+        answer = cluster.client.ok("/generate", {"input_ids": PROMPT, "sampling_params": sampling})
+        cluster.wait_until_idle()
+        after = cluster.prefill.client.metrics()
+        return answer["output_ids"], delta(before, after, "diptych_transfer_descriptors_total")
+
+    together = Cluster(
+        *("--page-size", str(PAGE_SIZE), "--max-total-tokens", "16384"),
+        prefill_flags=("--disable-overlap-transfer",),
+    )
+    try:
+        tokens, descriptors = tokens_and_descriptors(together)
+        together.close()
+    finally:
+        together.kill()
+    # All pages of a fresh pool are one run: had any left before the last chunk, there would be more than one.
+    assert descriptors == 1
+    assert tokens_and_descriptors(cluster) == (tokens, 3)

@@ -36,7 +36,7 @@ def runner(tmp_path: Path) -> ModelRunner:
     backend = make_attention_backend(
         resolve_attention_backend(None, CPU), pool.slab, num_q_heads=4, scale=model.config.scale
     )
-    facts = RunnerFacts(backend.name, backend.name, "float32", "float32", 256, "dummy", "plain")
+    facts = RunnerFacts(backend.name, backend.name, "float32", "float32", 256, "dummy", "plain", True, False)
     return ModelRunner(model, pool, prefill_backend=backend, decode_backend=backend, device=CPU, facts=facts)
 
 

@@ -77,8 +77,8 @@ def test_two_runners_of_a_process_differ_in_whatever_order_they_are_built(
 
 
 def test_a_stamp_is_whole_and_frozen() -> None:
-    values = ["cpu", "cpu", "float32", "float32", 256, "dummy", "plain"]
-    with pytest.raises(TypeError, match="linear_backend"):
+    values = ["cpu", "cpu", "float32", "float32", 256, "dummy", "plain", True, False]
+    with pytest.raises(TypeError, match="torch_compile"):
         RunnerFacts(*values[:-1])  # type: ignore[call-arg, arg-type]
     facts = RunnerFacts(*values)  # type: ignore[arg-type]
     with pytest.raises(dataclasses.FrozenInstanceError):
