@@ -96,8 +96,9 @@ class DecodeReceiver:
 
     def open(self, room: int, host: str, port: int) -> None:
         """Start the handshake with the prefill worker whose bootstrap service is at `host:port`.
-        Raises `DuplicateRoom` while the room is active or its pages are quarantined."""
-        if room in self._rooms.sessions:
+        Raises `DuplicateRoom` while the room is active, its pages are quarantined, or `step()` has yet to say
+        how it ended."""
+        if self._rooms.is_taken(room):
             raise DuplicateRoom(room)
         deadline = self._clock() + self._settings.handshake_timeout
         session = ReceiverSession(room, next(self._leases), (host, port), deadline)

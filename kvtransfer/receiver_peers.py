@@ -75,6 +75,12 @@ class PrefillPeers:
         self.tell(peer.peer, hello)
         peer.greeted_at = self._clock()
 
+    def unanswered(self, instance_id: str) -> None:
+        """A hello has waited too long for its answer, which may be lost: the next request greets again."""
+        peer = self._known.get(instance_id)
+        if peer is not None and not peer.welcomed:
+            peer.greeted_at = None
+
     def greeting(self) -> bool:
         """A first contact is under way."""
         return any(p.greeted_at is not None and not p.welcomed for p in self._known.values())

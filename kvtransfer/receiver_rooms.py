@@ -40,6 +40,10 @@ class ReceiverRooms:
         events, self.events = self.events, []
         return events
 
+    def is_taken(self, room: int) -> bool:
+        """By a session, or by one whose last event nobody has seen: it would be taken for its successor's."""
+        return room in self.sessions or any(event.room == room for event in self.events)
+
     def _session_of(self, source: str, room: int, lease: int) -> ReceiverSession | None:
         """The session a message from prefill is about; None when it is about none."""
         session = self.sessions.get(room)
@@ -140,6 +144,8 @@ class ReceiverRooms:
             else:
                 limit = self._settings.handshake_timeout
                 reason = f"no agreement with the prefill worker within {limit:g} s (state: {state})"
+                if session.peer is not None:
+                    self._peers.unanswered(session.peer.instance_id)
             self.fail(session, reason, 504, "deadline")
 
     def declare_dead(self, instance_id: str) -> None:

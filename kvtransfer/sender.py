@@ -107,9 +107,9 @@ class PrefillSender:
     # ---- the scheduler's calls ----------------------------------------------------------------------
 
     def open(self, room: int) -> None:
-        """The request of this room has arrived. Raises `DuplicateRoom` while the room is active or its
-        pages are draining. A destination or a refusal that came earlier shows in the next `step()`."""
-        if room in self._rooms.sessions:
+        """The request of this room has arrived. Raises `DuplicateRoom` while the room is active, its pages
+        are draining, or `step()` has yet to say how it ended. A destination or a refusal that came earlier shows in the next `step()`."""
+        if self._rooms.is_taken(room):
             raise DuplicateRoom(room)
         session = SenderSession(room, self._clock() + self._settings.bootstrap_timeout)
         self._rooms.sessions[room] = session
@@ -172,9 +172,16 @@ class PrefillSender:
         elif isinstance(body, wire.Abort):
             self._aborted(inbound, body)
         elif isinstance(body, wire.Refused):
-            self._rooms.lose_peer(inbound.source, f"decode worker: {body.reason}", "peer_lost")
+            self._refused(inbound, body)
         else:
             self._stats.control_dropped("unexpected")
+
+    def _refused(self, inbound: Inbound, refused: wire.Refused) -> None:
+        target = inbound.link or inbound.source
+        self._rooms.lose_peer(target, f"decode worker: {refused.reason}", "peer_lost")
+        if refused.instance_id != target:
+            # Another process answers at the address, so the one that was there has ended.
+            self._peers.abandon(target)
 
     def _reserve(self, inbound: Inbound, reserve: wire.Reserve) -> None:
         source = inbound.source

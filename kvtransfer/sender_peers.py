@@ -110,8 +110,10 @@ class DecodePeers:
                 self._backend.disconnect(instance_id)
 
     def abandon(self, instance_id: str) -> None:
-        """The peer is proven dead: give up the writes that still hang."""
+        """The peer is proven dead: give up the writes that still hang, and the link, which may lead to the
+        process that took its address."""
         self._backend.disconnect(instance_id)
+        self._control.unlink(instance_id)
 
 
 def mismatch_text(differences: list[str]) -> str | None:

@@ -42,6 +42,10 @@ class SenderRooms:
         events, self.events = self.events, []
         return events
 
+    def is_taken(self, room: int) -> bool:
+        """By a session, or by one whose last event nobody has seen: it would be taken for its successor's."""
+        return room in self.sessions or any(event.room == room for event in self.events)
+
     def active(self, room: int) -> SenderSession:
         session = self.sessions.get(room)
         if session is None or session.state in FAILING:
@@ -203,6 +207,7 @@ class SenderRooms:
         """Writes to a process that is no more will never become final by themselves on every transport."""
         for instance_id, proof in self._probe.take():
             logger.info("decode worker %s is gone: %s", instance_id, proof)
+            self.lose_peer(instance_id, f"decode worker: {proof}", "peer_lost")
             self._peers.abandon(instance_id)
         if self._probe_at is None:
             return
