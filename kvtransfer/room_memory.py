@@ -18,6 +18,9 @@ class EarlyReservation:
     reserve: Reserve
     deadline: float
 
+    def is_of(self, source: str, lease: int) -> bool:
+        return (self.source, self.reserve.lease) == (source, lease)
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -64,8 +67,3 @@ class RoomMemory:
         for entry in late:
             del self.early[entry.reserve.room]
         return late
-
-    def forget_source(self, source: str) -> None:
-        """The decode worker is lost: nobody waits for its early reservations."""
-        for entry in [e for e in self.early.values() if e.source == source]:
-            del self.early[entry.reserve.room]

@@ -108,7 +108,8 @@ class PrefillSender:
 
     def open(self, room: int) -> None:
         """The request of this room has arrived. Raises `DuplicateRoom` while the room is active, its pages
-        are draining, or `step()` has yet to say how it ended. A destination or a refusal that came earlier shows in the next `step()`."""
+        are draining, or `step()` has yet to say how it ended. A destination or a refusal that came earlier
+        shows in the next `step()`."""
         if self._rooms.is_taken(room):
             raise DuplicateRoom(room)
         session = SenderSession(room, self._clock() + self._settings.bootstrap_timeout)
@@ -226,7 +227,7 @@ class PrefillSender:
             early = self._rooms.memory.early.get(room)
             if session is not None and session.state is SenderState.AWAITING_DESTINATION:
                 self._rooms.fail(session, abort.reason, abort.status, "peer", tell=False, remember=False)
-            elif session is None and (early is None or early.source == source):
+            elif session is None and (early is None or early.is_of(source, abort.lease)):
                 self._rooms.memory.early.pop(room, None)
                 self._rooms.remember_refusal(room, abort.reason, abort.status)
         self._control.reply(inbound, wire.RoomDrained(room=room, lease=abort.lease, clean=clean))
