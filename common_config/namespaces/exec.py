@@ -63,8 +63,9 @@ class Graph(Namespace):
 
     enable_torch_compile: bool = leaf(
         False,
-        help="Compile what surrounds attention in each layer with torch.compile, once at start. Of use where "
-        "plain PyTorch would run it: the C++ kernels of a CPU are as fast without.",
+        help="Compile what surrounds attention in each layer with torch.compile, once at start. Meant for "
+        "devices where plain PyTorch computes it: on a CPU, whose C++ kernels do the same, decode steps get "
+        "slower.",
     )
 
 
