@@ -2,14 +2,18 @@
 
 All calls come from the scheduler's one thread. A backend never blocks it: `connect`, `post_write` and
 `poll` return at once; a library that needs driving is driven by a thread of the backend's own, which sleeps
-when nothing is in flight or expected. Handles that a backend reports as failed may still be written by the
-wire until the peer confirms or is gone; deciding when pages are safe again belongs to the layer above
-(quarantine).
+when nothing is in flight or expected.
+
+A write that is DONE is in the peer's memory: the layer above may then tell the peer so over the control
+channel, and needs no notification of the library's own. A write that FAILED is over on this side, yet bytes
+of it may still be on the wire or in the peer's socket buffers: deciding when the peer's pages are safe again
+belongs to the layer above (quarantine).
 """
 
 from __future__ import annotations
 
 import enum
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -106,6 +110,46 @@ class TransferBackend(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release handles, lists, peers and registrations in the library's order. Idempotent."""
+
+
+_MAX_ADDRESS = 1 << 57
+
+
+def check_endpoint(endpoint: Endpoint, *, backend: str, page_bytes: int) -> None:
+    """Raises `TransferError` unless pages of this worker can be written into that slab."""
+    if endpoint.backend != backend:
+        raise TransferError(f"transfer backend: {backend} here, {endpoint.backend} at the peer")
+    if endpoint.page_bytes != page_bytes:
+        raise TransferError(f"page bytes: {page_bytes} here, {endpoint.page_bytes} at the peer")
+    end = endpoint.base_address + endpoint.num_pages * endpoint.page_bytes
+    if endpoint.num_pages < 1 or endpoint.base_address < 0 or end > _MAX_ADDRESS:
+        raise TransferError("the peer's slab is at an impossible address")
+
+
+def new_write(
+    peer: str,
+    src_pages: Sequence[int],
+    dst_pages: Sequence[int],
+    *,
+    page_bytes: int,
+    num_pages: int,
+    peer_pages: int | None,
+) -> PageWrite:
+    """A write to post, with its counts. `num_pages`, `peer_pages`: of this slab and the peer's; None for a
+    peer that isn't connected. Raises `TransferError` as `post_write` does."""
+    if peer_pages is None:
+        raise TransferError(f"unknown peer {peer}")
+    if len(src_pages) != len(dst_pages):
+        raise TransferError(f"{len(src_pages)} source pages for {len(dst_pages)} destination pages")
+    check_pages("source", src_pages, num_pages)
+    check_pages("destination", dst_pages, peer_pages)
+    return PageWrite(
+        peer=peer,
+        num_pages=len(src_pages),
+        num_bytes=len(src_pages) * page_bytes,
+        num_descriptors=len(coalesce(src_pages, dst_pages)),
+        posted_at=time.monotonic(),
+    )
 
 
 def check_pages(what: str, pages: Sequence[int], num_pages: int) -> None:

@@ -22,8 +22,8 @@ from diptych.kvtransfer.backends.interface import (
     PageWrite,
     TransferBackend,
     WriteState,
-    check_pages,
-    coalesce,
+    check_endpoint,
+    new_write,
 )
 from diptych.kvtransfer.backends.nixl_agent import NixlAgent, configure_ucx
 from diptych.kvtransfer.errors import TransferError
@@ -31,7 +31,6 @@ from diptych.kvtransfer.wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
 
-_MAX_ADDRESS = 1 << 57
 _SENDING_POLL_S = 0.0001
 _RECEIVING_POLL_S = 0.001
 _WIRE_UP_S = 1.0
@@ -71,29 +70,18 @@ class NixlBackend(TransferBackend):
         return self._endpoint
 
     def connect(self, peer: str, endpoint: Endpoint) -> None:
-        if endpoint.backend != self.name:
-            raise TransferError(f"transfer backend: {self.name} here, {endpoint.backend} at the peer")
-        end = endpoint.base_address + endpoint.num_pages * endpoint.page_bytes
-        if endpoint.num_pages < 1 or endpoint.base_address < 0 or end > _MAX_ADDRESS:
-            raise TransferError("the peer's slab is at an impossible address")
-        if endpoint.page_bytes != self._page_bytes:
-            raise TransferError(f"page bytes: {self._page_bytes} here, {endpoint.page_bytes} at the peer")
+        check_endpoint(endpoint, backend=self.name, page_bytes=self._page_bytes)
         self._peers[peer] = endpoint.num_pages
         self._owner.do(lambda: self._owner.connect(peer, endpoint))
 
     def post_write(self, peer: str, src_pages: Sequence[int], dst_pages: Sequence[int]) -> PageWrite:
-        if peer not in self._peers:
-            raise TransferError(f"unknown peer {peer}")
-        if len(src_pages) != len(dst_pages):
-            raise TransferError(f"{len(src_pages)} source pages for {len(dst_pages)} destination pages")
-        check_pages("source", src_pages, self._num_pages)
-        check_pages("destination", dst_pages, self._peers[peer])
-        write = PageWrite(
-            peer=peer,
-            num_pages=len(src_pages),
-            num_bytes=len(src_pages) * self._page_bytes,
-            num_descriptors=len(coalesce(src_pages, dst_pages)),
-            posted_at=time.monotonic(),
+        write = new_write(
+            peer,
+            src_pages,
+            dst_pages,
+            page_bytes=self._page_bytes,
+            num_pages=self._num_pages,
+            peer_pages=self._peers.get(peer),
         )
         src, dst = list(src_pages), list(dst_pages)
         self._owner.do(lambda: self._owner.post(write, src, dst))
