@@ -51,6 +51,11 @@ class DecodeRequest(Request):
         self.ending: Finish | None = None
         """Why the client's side ended the request, while its transfer is being called off."""
 
+    @property
+    def prefill_worker(self) -> tuple[str, int]:
+        """Known by the address of its bootstrap service."""
+        return self.bootstrap_host, self.bootstrap_port
+
     def move(self, phase: DecodeState) -> None:
         assert phase in LEGAL_MOVES[self.phase], f"{self.rid}: {self.phase.name} → {phase.name}"
         self.phase = phase

@@ -8,6 +8,7 @@ from collections import deque
 
 import zmq
 
+from diptych.decode.receiving import ReceivingLimits
 from diptych.decode.request import IN_TRANSFER, DecodeRequest, DecodeState
 from diptych.engine.request import Request
 from diptych.engine.running_batch import RunningBatch
@@ -31,8 +32,12 @@ class DecodeScheduler(Scheduler):
         batch: RunningBatch,
         *,
         max_running: int,
+        max_receiving_fraction: float,
+        retracted_timeout: float,
         default_bootstrap_port: int,
     ) -> None:
+        """`max_receiving_fraction`: share of pages and of `max_running` that one prefill worker's undelivered
+        rooms may take. `retracted_timeout`: seconds that a request may stay parked."""
         super().__init__(parts)
         self._receiver = receiver
         self._batch = batch
@@ -40,8 +45,13 @@ class DecodeScheduler(Scheduler):
         self._default_bootstrap_port = default_bootstrap_port
         self._rooms: dict[int, DecodeRequest] = {}
         self._preallocating: deque[DecodeRequest] = deque()
-        self._num_receiving = 0
-        self._quarantine: dict[int, list[int]] = {}
+        self._receiving = ReceivingLimits(
+            max_pages=int(max_receiving_fraction * self.pool.allocator.total),
+            max_requests=int(max_receiving_fraction * max_running),
+        )
+        self._retracted_timeout = retracted_timeout
+        self._quarantine: dict[int, tuple[tuple[str, int], list[int]]] = {}
+        """By room: the prefill worker that may still write, and where."""
 
     # ---- requests -------------------------------------------------------------------------------------
 
@@ -84,6 +94,7 @@ class DecodeScheduler(Scheduler):
         self._handle_events(self._receiver.step())
         for request in self._batch.resume():
             self._move(request, DecodeState.RUNNING)
+        self._end_overdue()
         self._preallocate()
         retracted, too_big = self._batch.make_room()
         for request in retracted:
@@ -101,22 +112,35 @@ class DecodeScheduler(Scheduler):
         return True
 
     def _preallocate(self) -> None:
-        """Reserve pages for prompts whose handshake is done, oldest first. Parked requests come before."""
-        while self._preallocating and not self._batch.parked:
-            if len(self._batch) + self._num_receiving >= self._max_running:
+        """Reserve pages for prompts whose handshake is done, oldest first; those of a prefill worker that has
+        its share already are passed over. Parked requests come before."""
+        if self._batch.parked:
+            return
+        for request in list(self._preallocating):
+            receiving = self._receiving.num_requests
+            if len(self._batch) + receiving >= self._max_running:
                 return
-            request = self._preallocating[0]
             needed = self.pool.layout.pages_for(request.num_prompt)
-            if not self.pool.can_allocate(needed + self._batch.keep_free(joining=self._num_receiving)):
+            if not self._receiving.allows(request.prefill_worker, needed):
+                continue
+            if not self.pool.can_allocate(needed + self._batch.keep_free(joining=receiving)):
                 return
-            self._preallocating.popleft()
+            self._preallocating.remove(request)
             pages = self.pool.allocate(needed)
             request.add_pages(pages)
             request.move(DecodeState.RECEIVING)
-            self._num_receiving += 1
+            self._receiving.started(request.prefill_worker, needed)
             # A room that failed meanwhile is unknown by now; its `Failed` comes with the next step.
             with contextlib.suppress(UnknownRoom):
                 self._receiver.reserve(request.room, pages, request.num_prompt)
+
+    def _end_overdue(self) -> None:
+        """Whoever runs ends within its token limit, so only pages that nobody gives back keep a request
+        parked for long."""
+        limit = time.monotonic() - self._retracted_timeout
+        for entry in [entry for entry in self._batch.parked if entry.since <= limit]:
+            message = f"no pages became free for the parked request within {self._retracted_timeout:g} s"
+            self._end(entry.request, Finish(kind="error", message=message, status=504), DecodeState.FAILED)
 
     def _end(self, request: Request, finish: Finish, phase: DecodeState, *, tell: bool = True) -> None:
         """End a request that is past its transfer."""
@@ -139,16 +163,19 @@ class DecodeScheduler(Scheduler):
                     request.move(DecodeState.PREALLOCATING)
                     self._preallocating.append(request)
                 case Received():
-                    self._num_receiving -= 1
                     self._join(self._rooms.pop(event.room), event)
                 case Failed():
                     self._fail(self._rooms.pop(event.room), event)
                 case Drained(room=room):
-                    self.pool.allocator.end_quarantine(self._quarantine.pop(room))
+                    worker, pages = self._quarantine.pop(room)
+                    self.pool.allocator.end_quarantine(pages)
+                    self._receiving.safe(worker, len(pages))
 
     def _join(self, request: DecodeRequest, event: Received) -> None:
         """The prompt's KV is here: take over the first token and join the batch without a forward."""
         request.move(DecodeState.READY)
+        self._receiving.ended(request.prefill_worker)
+        self._receiving.safe(request.prefill_worker, len(request.pages))
         aux = event.aux
         request.num_computed = request.num_prompt
         request.cached_tokens = aux.cached_tokens
@@ -165,16 +192,17 @@ class DecodeScheduler(Scheduler):
     def _fail(self, request: DecodeRequest, event: Failed) -> None:
         finish = request.ending or transfer_finish(event)
         if request.phase is DecodeState.RECEIVING:
-            self._num_receiving -= 1
+            self._receiving.ended(request.prefill_worker)
         elif request.phase is DecodeState.PREALLOCATING:
             self._preallocating.remove(request)
         request.move(DecodeState.ABORTED if finish.kind == "abort" else DecodeState.FAILED)
         pages = request.take_pages()
         if event.drained:
             self.pool.release(pages, None)
+            self._receiving.safe(request.prefill_worker, len(pages))
         else:
             self.pool.allocator.quarantine(pages)
-            self._quarantine[request.room] = pages
+            self._quarantine[request.room] = (request.prefill_worker, pages)
         self.retire(request, finish)
 
     # ---- loop hooks -----------------------------------------------------------------------------------
@@ -193,8 +221,11 @@ class DecodeScheduler(Scheduler):
     def wait_seconds(self) -> float | None:
         if self._receiver.busy:
             return POLL_SECONDS
-        deadline = self._receiver.next_deadline()
-        return None if deadline is None else max(0.0, deadline - time.monotonic())
+        deadlines = [entry.since + self._retracted_timeout for entry in self._batch.parked]
+        transfer = self._receiver.next_deadline()
+        if transfer is not None:
+            deadlines.append(transfer)
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     def pollables(self) -> list[zmq.Socket[bytes] | int]:
         return self._receiver.pollables()

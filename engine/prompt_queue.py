@@ -18,6 +18,10 @@ class PrefillPlan:
     """Requests that got their pages, and perhaps a cached prefix, in this plan."""
 
 
+def _nothing() -> bool:
+    return False
+
+
 class PromptQueue:
     """First come, first served, under a token budget per step that several prompts share.
 
@@ -52,7 +56,8 @@ class PromptQueue:
         return len(self._waiting)
 
     def add(self, request: Request) -> None:
-        self._waiting.append(request)
+        """One that has its pages from another queue of this pool goes on where it stood there."""
+        (self._started if len(request.pages) else self._waiting).append(request)
 
     def remove(self, request: Request) -> None:
         """Forget a request; its pages are the caller's to release."""
@@ -61,14 +66,20 @@ class PromptQueue:
         elif request in self._waiting:
             self._waiting.remove(request)
 
-    def plan(self, *, max_admit: int) -> PrefillPlan:
-        """Chunks for one step, oldest prompts first; empty when nothing can run now."""
+    def plan(self, *, max_admit: int, reclaim: Callable[[], bool] = _nothing) -> PrefillPlan:
+        """Chunks for one step, oldest prompts first; empty when nothing can run now. `reclaim()` is asked for
+        pages when the next prompt finds too few; False: there is nothing more to take back."""
         chunks: list[Chunk] = []
         admitted: list[Request] = []
         budget = self._budget
         for request in self._started:
             budget -= self._take(chunks, request, budget)
-        while self._waiting and budget > 0 and len(admitted) < max_admit and self._admit(self._waiting[0]):
+        while (
+            self._waiting
+            and budget > 0
+            and len(admitted) < max_admit
+            and self._admit(self._waiting[0], reclaim)
+        ):
             request = self._waiting.popleft()
             admitted.append(request)
             self._started.append(request)
@@ -91,15 +102,19 @@ class PromptQueue:
             chunks.append(Chunk(request, length))
         return max(length, 0)
 
-    def _admit(self, request: Request) -> bool:
+    def _admit(self, request: Request, reclaim: Callable[[], bool]) -> bool:
         """Give `request` its cached prefix and pages for the rest of its prompt, if they are available."""
         # Prompt logprobs need the logits of every prompt token, so those prompts are computed whole.
         reuse = self._reuse_prefix and request.params.prompt_logprobs is None
-        match = self._pool.match_prefix(request.prompt_ids if reuse else request.prompt_ids[:1])
-        needed = self._pool.layout.pages_for(request.num_prompt) - len(match.pages)
-        if not self._pool.can_allocate(needed + self._keep_free()):
+        while True:
+            # Anew each time: what is reclaimed may go to the cache and be part of this very prompt.
+            match = self._pool.match_prefix(request.prompt_ids if reuse else request.prompt_ids[:1])
+            needed = self._pool.layout.pages_for(request.num_prompt) - len(match.pages)
+            if self._pool.can_allocate(needed + self._keep_free()):
+                break
             self._pool.release([], match)
-            return False
+            if not reclaim():
+                return False
         request.match = match
         request.cached_tokens = request.num_computed = match.num_tokens
         request.add_pages(match.pages)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ class ParkedRequest:
     request: Request
     kv: torch.Tensor
     """[num_pages, num_layers, 2, kv_heads, page_size, head_dim], a copy."""
+    since: float
+    """`time.monotonic()` when it was parked."""
 
 
 class RunningBatch:
@@ -94,6 +97,6 @@ class RunningBatch:
     def _retract(self, request: Request) -> None:
         self.running.remove(request)
         pages = request.take_pages()
-        self.parked.append(ParkedRequest(request, self._pool.park(pages)))
+        self.parked.append(ParkedRequest(request, self._pool.park(pages), time.monotonic()))
         self._pool.release(pages, request.match)
         request.match = None

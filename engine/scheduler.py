@@ -132,11 +132,17 @@ class Scheduler(ABC):
         )
         busy = False
         while not self._stopped:
-            self._receive(0.0 if busy else self.wait_seconds())
-            busy = self.advance()
-            self._flush_outputs()
-            if not self.requests:
-                self._when_idle()
+            busy = self.turn(0.0 if busy else self.wait_seconds())
+
+    def turn(self, timeout: float | None) -> bool:
+        """Wait at most `timeout` seconds for news (None: for ever), then work; True if there may be more to
+        compute at once."""
+        self._receive(timeout)
+        busy = self.advance()
+        self._flush_outputs()
+        if not self.requests:
+            self._when_idle()
+        return busy
 
     def _receive(self, timeout: float | None) -> None:
         poller = zmq.Poller()

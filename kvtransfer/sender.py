@@ -106,13 +106,16 @@ class PrefillSender:
 
     # ---- the scheduler's calls ----------------------------------------------------------------------
 
-    def open(self, room: int) -> None:
+    def open(self, room: int, num_prompt_tokens: int | None = None) -> None:
         """The request of this room has arrived. Raises `DuplicateRoom` while the room is active, its pages
         are draining, or `step()` has yet to say how it ended. A destination or a refusal that came earlier
-        shows in the next `step()`."""
+        shows in the next `step()`.
+        `num_prompt_tokens`: a reservation for another prompt fails the room before anything is written;
+        None: compare `DestinationReady` yourself before the first `send`."""
         if self._rooms.is_taken(room):
             raise DuplicateRoom(room)
-        session = SenderSession(room, self._clock() + self._settings.bootstrap_timeout)
+        deadline = self._clock() + self._settings.bootstrap_timeout
+        session = SenderSession(room, deadline, num_prompt_tokens)
         self._rooms.sessions[room] = session
         self._rooms.memory.failed_here.pop(room, None)
         refusal = self._rooms.memory.refused.pop(room, None)
@@ -145,6 +148,15 @@ class PrefillSender:
         if session.reservation is not None:
             session.move(SenderState.FINISHING)
             self._rooms.poll(session)
+
+    def recall(self, room: int) -> None:
+        """Take back everything sent to a room without a destination: its pages may be used again.
+        Raises `UnknownRoom` as `send` does, and `TransferError` once the destination is known."""
+        session = self._rooms.active(room)
+        if session.reservation is not None:
+            raise TransferError(f"room {room} has a destination: its pages may be on their way")
+        session.queued.clear()
+        session.aux = None
 
     def abort(self, room: int, reason: str, status: int = 499) -> None:
         """Fail the room here and at decode. `Failed` (and `Drained`) follow from `step()`.

@@ -23,6 +23,7 @@ class SenderRooms:
 
     def __init__(self, parts: TransferParts, peers: DecodePeers) -> None:
         self._backend = parts.backend
+        self._page_size = parts.fingerprint.page_size
         self._peers = peers
         self._probe = parts.probe
         self._probe_at: float | None = None
@@ -62,7 +63,13 @@ class SenderRooms:
     def bind(self, session: SenderSession, source: str, reserve: wire.Reserve) -> None:
         session.peer = source
         session.reservation = reserve
-        session.deadline = None
+        problem = session.misfit(reserve, self._page_size)
+        if problem is not None:
+            self.fail(session, problem, 400, "protocol")
+            return
+        # Decode's own time-out comes first, and its word by then: both legs give the same reason.
+        slack = 2 * self._settings.heartbeat_interval
+        session.due = session.deadline = self._clock() + self._settings.receive_timeout + slack
         session.move(SenderState.READY)
         self.events.append(
             DestinationReady(
@@ -103,7 +110,7 @@ class SenderRooms:
         session.written.update(dst)
         self._stats.posted(write, self._clock() - started)
         session.writes.append(write)
-        session.deadline = started + self._settings.transfer_timeout
+        session.deadline = min(session.due, started + self._settings.transfer_timeout)
         if session.state is SenderState.READY:
             session.move(SenderState.SENDING)
 
@@ -128,7 +135,7 @@ class SenderRooms:
         elif session.state is SenderState.FINISHING:
             self._complete(session)
         elif session.state is SenderState.SENDING:
-            session.deadline = None
+            session.deadline = session.due
 
     def _complete(self, session: SenderSession) -> None:
         assert session.peer is not None
@@ -192,6 +199,9 @@ class SenderRooms:
             if session.state is SenderState.AWAITING_DESTINATION:
                 limit = self._settings.bootstrap_timeout
                 reason = f"no decode worker reserved pages within {limit:g} s (state: {state})"
+            elif session.due <= now:
+                limit = self._settings.receive_timeout
+                reason = f"the pages were not delivered within {limit:g} s of being reserved (state: {state})"
             else:
                 limit = self._settings.transfer_timeout
                 reason = f"pages were still in flight after {limit:g} s (state: {state})"

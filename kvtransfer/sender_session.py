@@ -14,11 +14,15 @@ FAILING = frozenset({SenderState.FAILED, SenderState.DRAINING, SenderState.DRAIN
 
 
 class SenderSession(Machine[SenderState]):
-    def __init__(self, room: int, deadline: float) -> None:
+    def __init__(self, room: int, deadline: float, num_prompt_tokens: int | None) -> None:
         super().__init__(SenderState.AWAITING_DESTINATION, SENDER_MOVES)
         self.room = room
+        self.num_prompt_tokens = num_prompt_tokens
+        """What a reservation must be for; None when the owner of the sender looks itself."""
         self.deadline: float | None = deadline
-        """Of the current state, `time.monotonic()`."""
+        """Of the current state, on the clock of the parts."""
+        self.due = deadline
+        """Once pages are reserved: when the last one must be in place."""
         self.peer: str | None = None
         """Instance id of the decode worker that reserved pages."""
         self.reservation: Reserve | None = None
@@ -36,6 +40,24 @@ class SenderSession(Machine[SenderState]):
     def lease(self) -> int:
         """Of the reservation; 0 before there is one."""
         return self.reservation.lease if self.reservation is not None else 0
+
+    def misfit(self, reserve: Reserve, page_size: int) -> str | None:
+        """Why a reservation can't be for this room's prompt, or None."""
+        here = self.num_prompt_tokens
+        if here is None:
+            return None
+        if reserve.num_prompt_tokens != here:
+            return (
+                f"prefill counts {here} prompt tokens, decode {reserve.num_prompt_tokens}: "
+                "the two workers did not get the same request"
+            )
+        pages = -(-here // page_size)
+        if reserve.first_page_index + len(reserve.pages) != pages:
+            return (
+                f"decode reserved {len(reserve.pages)} pages from page {reserve.first_page_index} on, "
+                f"the prompt fills {pages}"
+            )
+        return None
 
     def destinations(self, src_pages: Sequence[int], first_page_index: int) -> tuple[list[int], list[int]]:
         """Source and destination pages of a chunk, without the pages decode already has.

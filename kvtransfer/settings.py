@@ -16,7 +16,8 @@ class TransferSettings:
     reserve; also how long a reservation or a refusal that
     came before its request is kept."""
     receive_timeout: float
-    """Decode: from `reserve` until the last page is in place (prefill's queueing and compute included)."""
+    """From the reservation until the last page is in place, prefill's queueing and compute included. Prefill
+    allows two heartbeats more: it fails the room by itself only if decode's own time-out goes unheard."""
     transfer_timeout: float
     """Prefill: for every posted write to become final, counted from the last `send`."""
     heartbeat_interval: float

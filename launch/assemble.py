@@ -13,6 +13,7 @@ import torch
 
 from diptych.common_config import (
     get_device,
+    get_disagg,
     get_exec,
     get_memory,
     get_model,
@@ -31,6 +32,7 @@ from diptych.engine.weights.loader import load_model
 from diptych.kernels.registry import make_attention_backend, resolve_attention_backend
 from diptych.kvtransfer.sender import PrefillSender
 from diptych.launch.errors import StartupError
+from diptych.prefill.optimistic import OptimisticPrompts
 from diptych.prefill.scheduler import PrefillScheduler
 
 
@@ -124,10 +126,15 @@ def build_prompt_queue(runner: ModelRunner, keep_free: Callable[[], int]) -> Pro
 
 
 def build_prefill_scheduler(parts: SchedulerParts, sender: PrefillSender) -> PrefillScheduler:
+    pool = parts.runner.pool
+    ahead = build_prompt_queue(parts.runner, keep_free=lambda: 0)
     return PrefillScheduler(
         parts,
         sender,
         build_prompt_queue(parts.runner, keep_free=lambda: 0),
+        OptimisticPrompts(
+            ahead, pool, max_pages=int(get_disagg().max_optimistic_fraction * pool.allocator.total)
+        ),
         max_running=get_schedule().max_running_requests,
         overlap_transfer=not get_exec().overlap.disable_overlap_transfer,
     )

@@ -148,6 +148,8 @@ def _decode(parts: SchedulerParts, model_dir: Path) -> RoleParts:
         receiver,
         build_running_batch(parts.runner),
         max_running=get_schedule().max_running_requests,
+        max_receiving_fraction=get_disagg().max_receiving_fraction,
+        retracted_timeout=get_disagg().retracted_timeout,
         default_bootstrap_port=get_disagg().disaggregation_bootstrap_port,
     )
     return scheduler, receiver.close

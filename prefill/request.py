@@ -11,7 +11,7 @@ from diptych.kvtransfer.wire import AuxBlock
 
 
 class PrefillState(enum.Enum):
-    BOOTSTRAPPING = "waiting for the destination"
+    BOOTSTRAPPING = "waiting for the destination, nothing computed"
     WAITING = "queued for compute"
     FORWARDING = "computing, pages leaving"
     TRANSFERRING = "last pages in flight"
@@ -23,10 +23,11 @@ class PrefillState(enum.Enum):
 _ENDS = {PrefillState.FAILED, PrefillState.ABORTED}
 
 LEGAL_MOVES: dict[PrefillState, set[PrefillState]] = {
-    PrefillState.BOOTSTRAPPING: {PrefillState.WAITING, *_ENDS},
+    # Computed before its destination is known, or, from there, put back for others.
+    PrefillState.BOOTSTRAPPING: {PrefillState.WAITING, PrefillState.FORWARDING, *_ENDS},
     PrefillState.WAITING: {PrefillState.FORWARDING, *_ENDS},
-    PrefillState.FORWARDING: {PrefillState.TRANSFERRING, *_ENDS},
-    PrefillState.TRANSFERRING: {PrefillState.DONE, *_ENDS},
+    PrefillState.FORWARDING: {PrefillState.TRANSFERRING, PrefillState.BOOTSTRAPPING, *_ENDS},
+    PrefillState.TRANSFERRING: {PrefillState.DONE, PrefillState.BOOTSTRAPPING, *_ENDS},
     PrefillState.DONE: set(),
     PrefillState.FAILED: set(),
     PrefillState.ABORTED: set(),
@@ -41,6 +42,8 @@ class PrefillRequest(Request):
         self.room = room
         self.phase = PrefillState.BOOTSTRAPPING
         self.num_sent_pages = 0
+        self.first_cached_tokens: int | None = None
+        """`cached_tokens` of the first admission: after it was put back, what it finds is its own work."""
         self.first_token: SampledToken | None = None
         self.ending: Finish | None = None
         """Why the client's side ended the request, while its transfer is being called off."""
@@ -48,6 +51,14 @@ class PrefillRequest(Request):
     def move(self, phase: PrefillState) -> None:
         assert phase in LEGAL_MOVES[self.phase], f"{self.rid}: {self.phase.name} → {phase.name}"
         self.phase = phase
+
+    def put_back(self) -> None:
+        """Forget what was computed; the pages are already given up."""
+        self.move(PrefillState.BOOTSTRAPPING)
+        self.num_computed = self.num_sent_pages = 0
+        self.match = None
+        self.first_token = None
+        self.prompt_logprobs = [None]
 
     def unsent_pages(self, page_size: int) -> list[int]:
         """Pages that are final and have not been sent: the whole ones, and the partial one at the end."""

@@ -1,4 +1,8 @@
-"""The prefill worker's scheduler: compute prompts chunk by chunk, push their pages as they become final."""
+"""The prefill worker's scheduler: compute prompts chunk by chunk, push their pages as they become final.
+
+Prompts whose destination is known come first, in the order of their reservations. What is left over goes to
+prompts that still wait for one (`prefill/optimistic.py`): the sender writes their pages once it can.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,17 @@ from dataclasses import dataclass
 
 import zmq
 
-from diptych.engine.prompt_queue import PromptQueue
+from diptych.engine.prompt_queue import PrefillPlan, PromptQueue
 from diptych.engine.radix_cache import PrefixMatch
 from diptych.engine.request import Request
-from diptych.engine.sampling import SamplingState
+from diptych.engine.sampling import SampledToken, SamplingState
 from diptych.engine.scheduler import RequestRefused, Scheduler, SchedulerParts
 from diptych.engine.wire import Finish, Generate, TokenOutput
 from diptych.kvtransfer.errors import DuplicateRoom, UnknownRoom
 from diptych.kvtransfer.events import DestinationReady, Drained, Failed, Sent, TransferEvent
 from diptych.kvtransfer.outcome import CLIENT_CLOSED_REQUEST, transfer_finish
 from diptych.kvtransfer.sender import PrefillSender
+from diptych.prefill.optimistic import OptimisticPrompts
 from diptych.prefill.request import PrefillRequest, PrefillState
 
 # With a transfer library that can't wake a poller, writes in flight are asked after this often.
@@ -38,6 +43,7 @@ class PrefillScheduler(Scheduler):
         parts: SchedulerParts,
         sender: PrefillSender,
         queue: PromptQueue,
+        optimistic: OptimisticPrompts,
         *,
         max_running: int,
         overlap_transfer: bool,
@@ -49,8 +55,9 @@ class PrefillScheduler(Scheduler):
         self._overlap_transfer = overlap_transfer
         self._sender = sender
         self._queue = queue
+        self._optimistic = optimistic
         self._rooms: dict[int, PrefillRequest] = {}
-        self._num_bootstrapping = 0
+        self._bootstrapping: dict[int, PrefillRequest] = {}
         self._draining_pages: dict[int, DrainingPages] = {}
 
     # ---- requests -------------------------------------------------------------------------------------
@@ -67,11 +74,10 @@ class PrefillScheduler(Scheduler):
     def admit(self, request: Request) -> None:
         assert isinstance(request, PrefillRequest)
         try:
-            self._sender.open(request.room)
+            self._sender.open(request.room, request.num_prompt)
         except DuplicateRoom as error:
             raise RequestRefused(str(error), status=400, param="bootstrap_room") from error
-        self._rooms[request.room] = request
-        self._num_bootstrapping += 1
+        self._rooms[request.room] = self._bootstrapping[request.room] = request
 
     def abort(self, request: Request, finish: Finish) -> None:
         assert isinstance(request, PrefillRequest)
@@ -83,27 +89,72 @@ class PrefillScheduler(Scheduler):
 
     def advance(self) -> bool:
         self._handle_events(self._sender.step())
-        running = len(self._rooms) - self._num_bootstrapping - self._queue.num_waiting
-        plan = self._queue.plan(max_admit=max(0, self._max_running - running))
+        plan = self._plan()
         for request in plan.admitted:
             assert isinstance(request, PrefillRequest)
-            request.move(PrefillState.FORWARDING)
-            self.metrics.cached_tokens.inc(request.cached_tokens)
-            self._send_final_pages(request)
+            self._begin(request)
         if not plan.chunks:
             return False
-        tokens = self.stepper.prefill(plan.chunks)
+        tokens = iter(self.stepper.prefill(plan.chunks))
+        self._queue.completed(plan.chunks)
+        self._optimistic.completed(plan.chunks)
         for chunk in plan.chunks:
             self._send_final_pages(chunk.request)
-        for request, token in zip(self._queue.completed(plan.chunks), tokens, strict=True):
-            assert isinstance(request, PrefillRequest)
-            assert request.match is not None
-            request.first_token = token
-            request.match = self.pool.cache(request.prompt_ids, request.pages.tolist(), request.match)
-            request.move(PrefillState.TRANSFERRING)
-            # A room that failed while its chunk was computed is unknown by now; its `Failed` comes next.
-            with contextlib.suppress(UnknownRoom):
-                self._sender.finish(request.room, request.aux())
+            if chunk.request.prefilled:
+                self._finish(chunk.request, next(tokens))
+        return True
+
+    def _plan(self) -> PrefillPlan:
+        """One step: prompts with a destination, or, where none of those can or waits to run, others."""
+        while self._queue.num_waiting and self._num_running >= self._max_running and self._give_way():
+            continue
+        plan = self._queue.plan(max_admit=self._num_places, reclaim=self._give_way)
+        if plan.chunks or self._queue.num_waiting:
+            return plan
+        return self._optimistic.plan(self._bootstrapping.values(), max_admit=self._num_places)
+
+    @property
+    def _num_running(self) -> int:
+        return len(self._rooms) - len(self._bootstrapping) - self._queue.num_waiting
+
+    @property
+    def _num_places(self) -> int:
+        return max(0, self._max_running - self._num_running)
+
+    def _begin(self, request: PrefillRequest) -> None:
+        self._bootstrapping.pop(request.room, None)
+        request.move(PrefillState.FORWARDING)
+        if request.first_cached_tokens is None:
+            request.first_cached_tokens = request.cached_tokens
+            self.metrics.cached_tokens.inc(request.cached_tokens)
+        request.cached_tokens = request.first_cached_tokens
+        self._send_final_pages(request)
+
+    def _finish(self, request: Request, token: SampledToken | None) -> None:
+        assert isinstance(request, PrefillRequest)
+        assert request.match is not None
+        request.first_token = token
+        request.match = self.pool.cache(request.prompt_ids, request.pages.tolist(), request.match)
+        request.move(PrefillState.TRANSFERRING)
+        # A room that failed while its chunk was computed is unknown by now; its `Failed` comes next.
+        with contextlib.suppress(UnknownRoom):
+            self._sender.finish(request.room, request.aux())
+
+    def _give_way(self) -> bool:
+        """Put the newest prompt without a destination back; its whole pages go to the prefix cache. False
+        when there is none."""
+        request = self._optimistic.newest()
+        if request is None:
+            return False
+        self._optimistic.release(request)
+        self._sender.recall(request.room)
+        assert request.match is not None
+        computed = request.prompt_ids[: request.num_computed]
+        whole = request.num_computed // self.pool.layout.page_size
+        match = self.pool.cache(computed, request.pages[:whole].tolist(), request.match)
+        self.pool.release(request.take_pages(), match)
+        request.put_back()
+        self._bootstrapping[request.room] = request
         return True
 
     def _send_final_pages(self, request: Request) -> None:
@@ -121,8 +172,8 @@ class PrefillScheduler(Scheduler):
     def _handle_events(self, events: list[TransferEvent]) -> None:
         for event in events:
             match event:
-                case DestinationReady():
-                    self._start(event)
+                case DestinationReady(room=room):
+                    self._start(self._rooms[room])
                 case Sent(room=room):
                     self._complete(self._rooms.pop(room))
                 case Failed():
@@ -131,25 +182,14 @@ class PrefillScheduler(Scheduler):
                     left = self._draining_pages.pop(room)
                     self.pool.release(left.pages, left.match)
 
-    def _start(self, event: DestinationReady) -> None:
-        request = self._rooms[event.room]
-        if event.num_prompt_tokens != request.num_prompt:
-            self._sender.abort(
-                event.room,
-                f"prefill counts {request.num_prompt} prompt tokens, decode {event.num_prompt_tokens}: "
-                "the two workers did not get the same request",
-                400,
-            )
-            return
-        expected = self.pool.layout.pages_for(request.num_prompt)
-        if event.first_page_index + event.num_pages != expected:
-            self._sender.abort(
-                event.room, f"decode reserved {event.num_pages} pages, the prompt fills {expected}", 500
-            )
-            return
-        request.move(PrefillState.WAITING)
-        self._num_bootstrapping -= 1
-        self._queue.add(request)
+    def _start(self, request: PrefillRequest) -> None:
+        """Its destination is known; pages that were computed ahead are on their way already."""
+        self._optimistic.release(request)
+        if request.phase is PrefillState.BOOTSTRAPPING:
+            del self._bootstrapping[request.room]
+            request.move(PrefillState.WAITING)
+        if request.phase is not PrefillState.TRANSFERRING:
+            self._queue.add(request)
 
     def _complete(self, request: PrefillRequest) -> None:
         request.move(PrefillState.DONE)
@@ -174,8 +214,8 @@ class PrefillScheduler(Scheduler):
 
     def _fail(self, request: PrefillRequest, event: Failed) -> None:
         finish = request.ending or transfer_finish(event)
-        if request.phase is PrefillState.BOOTSTRAPPING:
-            self._num_bootstrapping -= 1
+        self._bootstrapping.pop(request.room, None)
+        self._optimistic.release(request)
         request.move(PrefillState.ABORTED if finish.kind == "abort" else PrefillState.FAILED)
         self._queue.remove(request)
         pages = request.take_pages()

@@ -44,13 +44,42 @@ class Disagg(Namespace):
         10.0, help="Decode's patience for the prefill's bootstrap service.", unit="seconds", gt=0, le=86400
     )
     bootstrap_timeout: float = leaf(
-        60.0, help="Prefill's patience for a request's destination.", unit="seconds", gt=0, le=86400
+        60.0,
+        help="Prefill's patience for a request's destination, and decode's for free pages to reserve.",
+        unit="seconds",
+        gt=0,
+        le=86400,
     )
     receive_timeout: float = leaf(
-        120.0, help="Decode's patience for a request's pages.", unit="seconds", gt=0, le=86400
+        120.0,
+        help="Patience for a request's pages once they are reserved, on either side; prefill's queue counts.",
+        unit="seconds",
+        gt=0,
+        le=86400,
     )
     transfer_timeout: float = leaf(
         30.0, help="Prefill's patience for its last pages in flight.", unit="seconds", gt=0, le=86400
+    )
+    retracted_timeout: float = leaf(
+        600.0,
+        help="Decode's patience for the pages of a request that it has parked on the host.",
+        unit="seconds",
+        gt=0,
+        le=86400,
+    )
+    max_optimistic_fraction: float = leaf(
+        0.5,
+        help="Share of prefill's KV pool for prompts that are computed before decode has reserved pages for "
+        "them. They give way to others. 0 computes only prompts whose destination is known.",
+        ge=0,
+        le=1,
+    )
+    max_receiving_fraction: float = leaf(
+        0.5,
+        help="Share of decode's KV pool, and of its --max-running-requests, that may wait for one prefill "
+        "worker to deliver. A single request is always let in.",
+        gt=0,
+        le=1,
     )
     heartbeat_interval: float = leaf(
         3.0, help="Time between signs of life; two missed ones mean dead.", unit="seconds", gt=0, le=3600
