@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,14 @@ FAST = {
     "transfer_timeout": 8,
     "heartbeat_interval": 0.5,
 }
+
+
+TRANSPORTS: dict[str, dict[str, Any]] = {
+    "nixl": {"backend": "nixl"},
+    "nixl-tcp": {"backend": "nixl", "ucx_tls": "tcp,self"},
+    "mooncake": {"backend": "mooncake"},
+}
+"""Options of a worker for each way that pages can take."""
 
 
 class Process:
@@ -105,13 +113,6 @@ class Process:
         lines = self.do("metrics").splitlines()
         return sum(float(x.rpartition(" ")[2]) for x in lines if x.startswith(f"diptych_transfer_{name}{{"))
 
-    def cpu_share(self, seconds: float) -> float:
-        """Share of one core used over a while of idling."""
-        used, at = self.do("cpu")
-        time.sleep(seconds)
-        used_later, at_later = self.do("cpu")
-        return (used_later - used) / (at_later - at)
-
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
@@ -125,6 +126,14 @@ class Process:
         if not self.process.stdin.closed:
             self.process.stdin.close()
         return self.process.wait(20)
+
+
+def cpu_shares(workers: Sequence[Process], seconds: float) -> list[float]:
+    """Share of one core that each used over a while of idling."""
+    before = [worker.do("cpu") for worker in workers]
+    time.sleep(seconds)
+    after = [worker.do("cpu") for worker in workers]
+    return [(b[0] - a[0]) / (b[1] - a[1]) for a, b in zip(before, after, strict=True)]
 
 
 class Workers:

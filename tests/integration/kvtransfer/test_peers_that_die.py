@@ -6,24 +6,31 @@ import http.client
 import signal
 import socket
 import time
+from typing import Any
 
 import pytest
 
-from .conftest import FAST, Process, Workers, start_room, transfer
+from .conftest import FAST, TRANSPORTS, Process, Workers, start_room, transfer
 
 HEARTBEATS_S = 2 * FAST["heartbeat_interval"]
 SLACK_S = 1.0
 """For a loaded machine to notice."""
 
 
-@pytest.fixture(params=["chosen", "tcp,self"])
-def tls(request: pytest.FixtureRequest) -> str | None:
-    return None if request.param == "chosen" else request.param
+@pytest.fixture(params=TRANSPORTS.values(), ids=TRANSPORTS)
+def transport(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Every way that pages can take."""
+    return dict(request.param)
 
 
-def start_pair(workers: Workers, tls: str | None = None, **options: object) -> tuple[Process, Process]:
-    prefill = workers.start("prefill", ucx_tls=tls, **options)
-    decode = workers.start("decode", ucx_tls=tls, **options)
+@pytest.fixture(params=["nixl", "mooncake"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def start_pair(workers: Workers, **options: Any) -> tuple[Process, Process]:
+    prefill = workers.start("prefill", **options)
+    decode = workers.start("decode", **options)
     prefill.do("fill", pages=list(range(64)), seed=1)
     return prefill, decode
 
@@ -39,10 +46,10 @@ def assert_pages_equal(prefill: Process, decode: Process, src: list[int], dst: l
 
 
 def test_killed_prefill_fails_its_rooms_only_and_a_restart_on_its_ports_serves(
-    workers: Workers, tls: str | None
+    workers: Workers, transport: dict[str, Any]
 ) -> None:
-    prefill, decode = start_pair(workers, tls)
-    other = workers.start("prefill", ucx_tls=tls)
+    prefill, decode = start_pair(workers, **transport)
+    other = workers.start("prefill", **transport)
     transfer(prefill, decode, 1, [1, 2], [3, 4])
     start_room(other, decode, 2, [50, 51], 32)
     start_room(prefill, decode, 3, list(range(40)), 640)
@@ -57,7 +64,7 @@ def test_killed_prefill_fails_its_rooms_only_and_a_restart_on_its_ports_serves(
     decode.wait("Drained", 3)
     assert not decode.saw("Failed", 2)
 
-    again = workers.start("prefill", ucx_tls=tls, port=control, bootstrap=bootstrap)
+    again = workers.start("prefill", **transport, port=control, bootstrap=bootstrap)
     again.do("fill", pages=list(range(64)), seed=2)
     transfer(again, decode, 5, [8, 9, 1], [11, 12, 13])
     assert_pages_equal(again, decode, [8, 9, 1], [11, 12, 13])
@@ -68,9 +75,9 @@ def test_killed_prefill_fails_its_rooms_only_and_a_restart_on_its_ports_serves(
         assert worker.stop() == 0
 
 
-def test_killed_decode_fails_its_rooms_at_prefill_only(workers: Workers, tls: str | None) -> None:
-    prefill, decode = start_pair(workers, tls)
-    other = workers.start("decode", ucx_tls=tls)
+def test_killed_decode_fails_its_rooms_at_prefill_only(workers: Workers, transport: dict[str, Any]) -> None:
+    prefill, decode = start_pair(workers, **transport)
+    other = workers.start("decode", **transport)
     transfer(prefill, decode, 1, [1, 2], [3, 4])
     start_room(prefill, other, 2, [50, 51], 32)
     start_room(prefill, decode, 3, list(range(40)), 640)
@@ -87,14 +94,16 @@ def test_killed_decode_fails_its_rooms_at_prefill_only(workers: Workers, tls: st
     prefill.do("finish", room=2, tokens=32)
     other.wait("Received", 2)
     assert_pages_equal(prefill, other, [5, 6], [50, 51])
-    again = workers.start("decode", ucx_tls=tls, port=control)
+    again = workers.start("decode", **transport, port=control)
     transfer(prefill, again, 5, [8, 9], [11, 12])
     assert_pages_equal(prefill, again, [8, 9], [11, 12])
     assert prefill.stop() == 0
 
 
-def test_stopped_prefill_is_noticed_and_its_pages_stay_quarantined_until_it_answers(workers: Workers) -> None:
-    prefill, decode = start_pair(workers)
+def test_stopped_prefill_is_noticed_and_its_pages_stay_quarantined_until_it_answers(
+    workers: Workers, backend: str
+) -> None:
+    prefill, decode = start_pair(workers, backend=backend)
     start_room(prefill, decode, 1, [1, 2], 32)
     prefill.signal(signal.SIGSTOP)
     at = time.monotonic()
@@ -110,8 +119,9 @@ def test_stopped_prefill_is_noticed_and_its_pages_stay_quarantined_until_it_answ
     assert decode.stop() == 0
 
 
-def test_stopped_decode_is_noticed_and_serves_again_once_it_runs(workers: Workers) -> None:
-    prefill, decode = start_pair(workers, "tcp,self")
+@pytest.mark.parametrize("name", ["nixl-tcp", "mooncake"])  # the kernel copies into a stopped process
+def test_stopped_decode_is_noticed_and_serves_again_once_it_runs(workers: Workers, name: str) -> None:
+    prefill, decode = start_pair(workers, **TRANSPORTS[name])
     transfer(prefill, decode, 1, [1, 2], [3, 4])
     start_room(prefill, decode, 2, list(range(40)), 640)
     decode.signal(signal.SIGSTOP)
@@ -128,8 +138,8 @@ def test_stopped_decode_is_noticed_and_serves_again_once_it_runs(workers: Worker
     assert decode.stop() == 0
 
 
-def test_aborts_on_both_sides_before_and_during(workers: Workers) -> None:
-    prefill, decode = start_pair(workers)
+def test_aborts_on_both_sides_before_and_during(workers: Workers, backend: str) -> None:
+    prefill, decode = start_pair(workers, backend=backend)
     for room, aborting, other in ((1, decode, prefill), (2, prefill, decode)):
         start_room(prefill, decode, room, [room], 16)
         aborting.do("abort", room=room, reason="enough")

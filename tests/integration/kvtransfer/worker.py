@@ -23,6 +23,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
 from diptych.engine.kv_layout import Fingerprint
+from diptych.kvtransfer.backends.mooncake_library import MooncakeSettings
 from diptych.kvtransfer.backends.registry import make_backend
 from diptych.kvtransfer.bootstrap.client import register
 from diptych.kvtransfer.bootstrap.service import make_bootstrap_app
@@ -68,14 +69,15 @@ class Worker:
         self.slab = torch.zeros((options.get("num_pages", 64), PAGE_BYTES), dtype=torch.uint8)
         identity = Identity.current()
         self.registry = CollectorRegistry()
+        settings = TransferSettings(**options.get("settings", {}))
         backend = make_backend(
             options.get("backend", "nixl"),
             self.slab,
             page_bytes=PAGE_BYTES,
             agent=identity.instance_id,
             ucx_tls=options.get("ucx_tls"),
+            mooncake=MooncakeSettings(host="127.0.0.1", stall_timeout=4 * settings.heartbeat_interval),
         )
-        settings = TransferSettings(**options.get("settings", {}))
         stats = TransferStats(self.registry, backend=backend.name)
         parts = real_parts(
             backend=backend,

@@ -1,20 +1,21 @@
-"""Real pages between real processes over NIXL on loopback."""
+"""Real pages between real processes over NIXL and Mooncake on loopback."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-from .conftest import Process, Workers, start_room, transfer
-
-TRANSPORTS = [None, "tcp,self"]
+from .conftest import TRANSPORTS, Process, Workers, cpu_shares, start_room, transfer
 
 
-@pytest.fixture(params=TRANSPORTS, ids=["chosen", "tcp"], scope="module")
-def pair(request: pytest.FixtureRequest, shared_workers: Workers) -> tuple[Process, Process]:
-    prefill = shared_workers.start("prefill", ucx_tls=request.param)
-    decode = shared_workers.start("decode", ucx_tls=request.param)
+@pytest.fixture(params=TRANSPORTS.values(), ids=TRANSPORTS, scope="module")
+def pair(request: pytest.FixtureRequest, shared_workers: Workers) -> Iterator[tuple[Process, Process]]:
+    prefill = shared_workers.start("prefill", **request.param)
+    decode = shared_workers.start("decode", **request.param)
     prefill.do("fill", pages=list(range(64)), seed=1)
-    return prefill, decode
+    yield prefill, decode
+    assert (prefill.stop(), decode.stop()) == (0, 0)
 
 
 def test_pages_arrive_bit_exact_and_adjacent_ones_share_a_descriptor(pair: tuple[Process, Process]) -> None:
@@ -48,16 +49,13 @@ def test_chunks_of_interleaved_rooms_arrive(pair: tuple[Process, Process]) -> No
         assert decode.do("pages", pages=[dst + i for i in range(4)]) == want
 
 
-def test_idle_workers_sleep_and_leave_with_exit_code_zero(workers: Workers) -> None:
-    prefill, decode = workers.start("prefill"), workers.start("decode")
-    transfer(prefill, decode, 1, [0, 1], [2, 3])
+def test_idle_workers_sleep(pair: tuple[Process, Process]) -> None:
+    transfer(*pair, 31, [0, 1], [2, 3])
     # The wire-up grace after a first contact is over once this much time has passed.
-    prefill.cpu_share(1.5)
-    assert prefill.cpu_share(2.5) < 0.01
-    assert decode.cpu_share(2.5) < 0.01
-    for worker in (prefill, decode):
+    cpu_shares(pair, 1.5)
+    assert max(cpu_shares(pair, 2.5)) < 0.01
+    for worker in pair:
         assert worker.do("idle") == [False, None]
-        assert worker.stop() == 0
 
 
 def test_mismatch_is_told_on_both_legs_and_both_workers_go_on(workers: Workers) -> None:
@@ -68,6 +66,15 @@ def test_mismatch_is_told_on_both_legs_and_both_workers_go_on(workers: Workers) 
     assert "page_size: 32 at decode, 16 at prefill" in reason
     assert prefill.wait("Failed", 1)["reason"] == reason
     transfer(prefill, workers.start("decode"), 2, [0, 1], [2, 3])
+
+
+def test_workers_with_different_backends_are_told_both_names(workers: Workers) -> None:
+    prefill, decode = workers.start("prefill", backend="mooncake"), workers.start("decode", backend="nixl")
+    prefill.do("open", room=1)
+    decode.do("open", room=1, host="127.0.0.1", port=prefill.bootstrap)
+    reason = decode.wait("Failed", 1)["reason"]
+    assert "transfer backend: nixl at decode, mooncake at prefill" in reason
+    assert prefill.wait("Failed", 1)["reason"] == reason
 
 
 def test_duplicate_room_is_refused_by_both(pair: tuple[Process, Process]) -> None:
