@@ -173,6 +173,11 @@ class DecodeReceiver:
         if peer is None:
             self._rooms.fail(session, mismatch or "the route names no rank", 502, "mismatch")
             return
+        try:
+            self._peers.link(peer)
+        except TransferError as error:
+            self._rooms.fail(session, f"prefill worker: {error}", 502, "lookup")
+            return
         session.peer = peer.peer
         if mismatch is not None:
             # A worker restarted with other settings must be seen, so this answer isn't kept.
@@ -181,10 +186,7 @@ class DecodeReceiver:
         elif peer.welcomed:
             self._rooms.agree(peer.peer.instance_id)
         else:
-            try:
-                self._peers.greet(peer)
-            except TransferError as error:
-                self._rooms.fail(session, f"prefill worker: {error}", 502, "lookup", tell=False)
+            self._peers.greet(peer)
 
     # ---- messages -----------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from diptych.kvtransfer import wire
 from diptych.kvtransfer.bootstrap.route import RankAddress, Route
@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 @dataclass(slots=True)
 class PrefillPeer:
     peer: Peer
+    bootstraps: set[tuple[str, int]] = field(default_factory=set)
+    """Every name under which it was looked up."""
     greeted_at: float | None = None
     welcomed: bool = False
 
@@ -48,7 +50,9 @@ class PrefillPeers:
                 "prefill worker %s of bootstrap service %s:%d has published %s",
                 peer.instance_id, *bootstrap, json.dumps(route.published),
             )  # fmt: skip
-        return self._known.setdefault(peer.instance_id, PrefillPeer(peer))
+        known = self._known.setdefault(peer.instance_id, PrefillPeer(peer))
+        known.bootstraps.add(bootstrap)
+        return known
 
     def mismatch(self, route: Route) -> str | None:
         """Why no page of that worker can be used here, or None."""
@@ -61,9 +65,12 @@ class PrefillPeers:
             differences.append(f"world size: {self._world_size} at decode, {len(route.ranks)} at prefill")
         return mismatch_text(differences)
 
+    def link(self, peer: PrefillPeer) -> None:
+        """Raises `TransferError` for an address that can't be one."""
+        self._control.link(peer.peer.instance_id, peer.peer.control_address)
+
     def greet(self, peer: PrefillPeer) -> None:
-        """Say hello once; `Welcome` or `Refused` follows. Raises `TransferError` for an address that can't
-        be one."""
+        """Say hello once; `Welcome` or `Refused` follows."""
         if peer.greeted_at is not None:
             return
         hello = wire.Hello(
@@ -96,8 +103,7 @@ class PrefillPeers:
         return True
 
     def tell(self, peer: Peer, body: wire.ControlMessage) -> None:
-        """Over a new link if need be. Raises `TransferError` for an impossible address and `WireError` for a
-        message that is too large."""
+        """Over a new link if need be. Raises `WireError` for a message that is too large."""
         self._control.link(peer.instance_id, peer.control_address)
         self._control.send(peer.instance_id, body)
 
@@ -109,6 +115,6 @@ class PrefillPeers:
         if known.greeted_at is not None and not known.welcomed:
             self._stats.handshake("refused")
         self._control.unlink(instance_id)
-        if known.peer.bootstrap is not None:
-            self._lookup.invalidate(*known.peer.bootstrap)
+        for bootstrap in known.bootstraps:
+            self._lookup.invalidate(*bootstrap)
         return known.peer
