@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from diptych.engine.kv_layout import Fingerprint
 from diptych.kvtransfer.backends.interface import TransferBackend
 from diptych.kvtransfer.bootstrap.client import RouteLookup
+from diptych.kvtransfer.checksum import PageChecksums
 from diptych.kvtransfer.identity import Identity
 from diptych.kvtransfer.plane import ControlPlane
 from diptych.kvtransfer.probe import DeathProbe
@@ -22,6 +23,8 @@ class TransferParts:
     """Owned, and closed, by the sender or receiver that is built from it."""
 
     backend: TransferBackend
+    checksums: PageChecksums
+    """Over the slab that the backend has."""
     control: ControlPlane
     fingerprint: Fingerprint
     identity: Identity
@@ -44,6 +47,7 @@ class TransferParts:
 def real_parts(
     *,
     backend: TransferBackend,
+    checksums: PageChecksums,
     control: ControlPlane,
     fingerprint: Fingerprint,
     identity: Identity,
@@ -54,6 +58,7 @@ def real_parts(
     background = BackgroundPool(threads=4, name="bootstrap")
     return TransferParts(
         backend=backend,
+        checksums=checksums,
         control=control,
         fingerprint=fingerprint,
         identity=identity,

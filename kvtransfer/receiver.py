@@ -49,8 +49,8 @@ class DecodeReceiver:
 
     @property
     def busy(self) -> bool:
-        """Call `step()` again soon, without waiting for a socket: events are waiting."""
-        return bool(self._rooms.events)
+        """Call `step()` again soon, without waiting for a socket: events or unverified pages are waiting."""
+        return bool(self._rooms.events) or self._rooms.verifying()
 
     def pollables(self) -> list[zmq.Socket[bytes] | int]:
         """Sockets and file descriptors whose readability means `step()` has work. Ask before each wait."""
@@ -58,7 +58,7 @@ class DecodeReceiver:
 
     def next_deadline(self) -> float | None:
         """When, on the clock of the parts, `step()` must run at the latest; None when nothing is waiting."""
-        if self._rooms.events:
+        if self.busy:
             return 0.0
         candidates = [
             self._rooms.next_deadline(),
@@ -83,6 +83,7 @@ class DecodeReceiver:
                 self._rooms.lose_peer(news.target, f"prefill worker: {news.reason}", "peer_lost")
             else:
                 self._dispatch(news)
+        self._rooms.verify_some()
         now = self._clock()
         for key in [key for key, at in self._lookup_again.items() if at <= now]:
             del self._lookup_again[key]
@@ -125,6 +126,7 @@ class DecodeReceiver:
             pages=list(pages),
             num_prompt_tokens=num_prompt_tokens,
             first_page_index=first_page_index,
+            checksum=self._settings.checksum,
         )
         self._peers.tell(session.peer, reserve)
         session.pages = reserve.pages

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from diptych.kvtransfer import wire
+from diptych.kvtransfer.checksum import Verification
 from diptych.kvtransfer.probe import Peer
 from diptych.kvtransfer.states import RECEIVER_MOVES, Machine, ReceiverState
 
@@ -20,6 +22,9 @@ class ReceiverSession(Machine[ReceiverState]):
         self.pages: list[int] = []
         self.first_page_index = 0
         self.num_prompt_tokens = 0
+        self.complete: wire.Complete | None = None
+        """What prefill announced, while the pages are compared with it."""
+        self.verification: Verification | None = None
 
     def is_with(self, instance_id: str) -> bool:
         """The prefill worker of this room is that process."""

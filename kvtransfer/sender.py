@@ -182,6 +182,8 @@ class PrefillSender:
             self._peers.hello(inbound, body)
         elif isinstance(body, wire.Reserve):
             self._reserve(inbound, body)
+        elif isinstance(body, wire.Verified):
+            self._rooms.verified(inbound.source, body)
         elif isinstance(body, wire.Abort):
             self._aborted(inbound, body)
         elif isinstance(body, wire.Refused):
@@ -229,6 +231,9 @@ class PrefillSender:
         source, room = inbound.source, abort.room
         session = self._rooms.sessions.get(room)
         if session is not None and session.peer == source and session.lease == abort.lease:
+            if session.state is SenderState.CONFIRMING:
+                # The library said that every byte had arrived, and decode says otherwise.
+                session.clean = False
             if session.state not in FAILING:
                 self._rooms.fail(session, abort.reason, abort.status, "peer", tell=False)
             return

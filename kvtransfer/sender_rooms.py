@@ -7,13 +7,15 @@ from collections.abc import Sequence
 
 from diptych.kvtransfer import wire
 from diptych.kvtransfer.backends.interface import WriteState
+from diptych.kvtransfer.checksum import checksum_of_aux
 from diptych.kvtransfer.errors import TransferError, UnknownRoom
 from diptych.kvtransfer.events import DestinationReady, Drained, Failed, Sent, TransferEvent
 from diptych.kvtransfer.parts import TransferParts
 from diptych.kvtransfer.room_memory import RoomMemory, Verdict
 from diptych.kvtransfer.sender_peers import DecodePeers
-from diptych.kvtransfer.sender_session import FAILING, SenderSession
+from diptych.kvtransfer.sender_session import FAILING, TERMINAL, SenderSession
 from diptych.kvtransfer.states import SenderState
+from diptych.kvtransfer.stats import FailureKind
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +25,7 @@ class SenderRooms:
 
     def __init__(self, parts: TransferParts, peers: DecodePeers) -> None:
         self._backend = parts.backend
+        self._checksums = parts.checksums
         self._page_size = parts.fingerprint.page_size
         self._peers = peers
         self._probe = parts.probe
@@ -33,6 +36,15 @@ class SenderRooms:
         self.sessions: dict[int, SenderSession] = {}
         self.memory = RoomMemory()
         self.events: list[TransferEvent] = []
+        self._stats.watch(
+            [state for state in SenderState if state not in TERMINAL],
+            lambda state: sum(s.state is state for s in self.sessions.values()),
+            self._draining_pages,
+        )
+
+    def _draining_pages(self) -> int:
+        draining = (s for s in self.sessions.values() if s.state is SenderState.DRAINING)
+        return sum(write.num_pages for session in draining for write in session.writes)
 
     def next_deadline(self) -> float | None:
         candidates = [s.deadline for s in self.sessions.values()]
@@ -91,7 +103,7 @@ class SenderRooms:
             deadline = self._clock() + self._settings.bootstrap_timeout
             self.memory.refused[room] = Verdict(reason, status, deadline)
 
-    def lose_peer(self, instance_id: str, reason: str, kind: str) -> None:
+    def lose_peer(self, instance_id: str, reason: str, kind: FailureKind) -> None:
         self._peers.lose(instance_id, reason)
         for session in list(self.sessions.values()):
             if session.peer == instance_id and session.state not in FAILING:
@@ -105,6 +117,9 @@ class SenderRooms:
         src, dst = session.destinations(src_pages, first_page_index)
         if not src:
             return
+        if session.wants_checksums:
+            with self._stats.checksum_seconds.time():
+                session.checksums.update(zip(dst, self._checksums.of(src), strict=True))
         started = self._clock()
         write = self._backend.post_write(session.peer, src, dst)
         session.written.update(dst)
@@ -119,7 +134,7 @@ class SenderRooms:
             self._backend.poll(write)
         error = ""
         for write in session.settled():
-            self._stats.write_seconds.observe(write.finished_at - write.posted_at)
+            self._stats.written(write)
             if write.state is WriteState.FAILED:
                 session.clean = False
                 error = write.error
@@ -141,13 +156,43 @@ class SenderRooms:
         assert session.peer is not None
         assert session.aux is not None
         complete = wire.Complete(
-            room=session.room, lease=session.lease, num_pages=len(session.written), aux=session.aux
+            room=session.room,
+            lease=session.lease,
+            num_pages=len(session.written),
+            aux=session.aux,
+            checksums=self._checksums_of(session, session.aux),
         )
         try:
             self._peers.tell(session.peer, complete)
         except wire.WireError as error:
             self.fail(session, str(error), 500, "protocol")
             return
+        if session.wants_checksums:
+            session.move(SenderState.CONFIRMING)
+            session.deadline = self._clock() + self._settings.transfer_timeout
+        else:
+            self._end_done(session)
+
+    def _checksums_of(self, session: SenderSession, aux: wire.AuxBlock) -> wire.Checksums | None:
+        if session.reservation is None or not session.reservation.checksum:
+            return None
+        known = session.checksums
+        pages = [known[page] for page in session.reservation.pages if page in known]
+        return wire.Checksums(pages=pages, aux=checksum_of_aux(aux))
+
+    def verified(self, source: str, verified: wire.Verified) -> None:
+        session = self.sessions.get(verified.room)
+        if (
+            session is None
+            or session.state is not SenderState.CONFIRMING
+            or (session.peer, session.lease) != (source, verified.lease)
+        ):
+            self._stats.control_dropped("foreign")
+            return
+        self._end_done(session)
+
+    def _end_done(self, session: SenderSession) -> None:
+        assert session.peer is not None
         session.move(SenderState.DONE)
         self.memory.end_lease(session.peer, session.lease, True)
         del self.sessions[session.room]
@@ -159,7 +204,7 @@ class SenderRooms:
         session: SenderSession,
         reason: str,
         status: int,
-        kind: str,
+        kind: FailureKind,
         *,
         tell: bool = True,
         remember: bool = True,
@@ -199,6 +244,11 @@ class SenderRooms:
             if session.state is SenderState.AWAITING_DESTINATION:
                 limit = self._settings.bootstrap_timeout
                 reason = f"no decode worker reserved pages within {limit:g} s (state: {state})"
+            elif session.state is SenderState.CONFIRMING:
+                limit = self._settings.transfer_timeout
+                reason = (
+                    f"decode did not confirm that the pages are sound within {limit:g} s (state: {state})"
+                )
             elif session.due <= now:
                 limit = self._settings.receive_timeout
                 reason = f"the pages were not delivered within {limit:g} s of being reserved (state: {state})"

@@ -9,7 +9,8 @@ from diptych.kvtransfer.errors import TransferError
 from diptych.kvtransfer.states import SENDER_MOVES, Machine, SenderState
 from diptych.kvtransfer.wire import AuxBlock, Reserve
 
-TERMINAL = frozenset({SenderState.DONE, SenderState.DRAINED})
+TERMINAL = frozenset({SenderState.DONE, SenderState.FAILED, SenderState.DRAINED})
+"""No session stays in one of these."""
 FAILING = frozenset({SenderState.FAILED, SenderState.DRAINING, SenderState.DRAINED})
 
 
@@ -32,6 +33,8 @@ class SenderSession(Machine[SenderState]):
         """Not yet seen in a final state."""
         self.written: set[int] = set()
         """Distinct destination pages posted."""
+        self.checksums: dict[int, bytes] = {}
+        """By destination page, where the reservation asks for them."""
         self.aux: AuxBlock | None = None
         self.clean = True
         """No write ended in error."""
@@ -75,6 +78,10 @@ class SenderSession(Machine[SenderState]):
                 f"beyond the last page decode reserved, {last}"
             )
         return src, self.reservation.pages[start:end]
+
+    @property
+    def wants_checksums(self) -> bool:
+        return self.reservation is not None and self.reservation.checksum
 
     def settled(self) -> list[PageWrite]:
         """Take the writes that have become final."""

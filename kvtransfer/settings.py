@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferSettings:
-    """All in seconds. Leaves of the `disagg` bag fill it; nothing here reads configuration."""
+    """Seconds, but for the last. Leaves of the `disagg` bag fill it; nothing here reads configuration."""
 
     handshake_timeout: float
     """Decode: from `open` until prefill's worker has accepted this one."""
@@ -22,3 +22,6 @@ class TransferSettings:
     """Prefill: for every posted write to become final, counted from the last `send`."""
     heartbeat_interval: float
     """A silent or dead peer is seen within two of these."""
+    checksum: bool = False
+    """Decode: ask prefill for checksums of pages and aux block, and compare them. Prefill obliges whoever
+    asks."""

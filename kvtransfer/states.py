@@ -16,6 +16,8 @@ class SenderState(enum.Enum):
     SENDING = "sending"
     FINISHING = "finishing"
     """The last page is posted; waiting for writes to become final."""
+    CONFIRMING = "confirming"
+    """Every write is final and decode was told; it compares checksums."""
     DONE = "done"
     FAILED = "failed"
     DRAINING = "draining"
@@ -28,6 +30,8 @@ class ReceiverState(enum.Enum):
     AGREED = "agreed"
     """Both workers match; pages are not reserved yet."""
     RECEIVING = "receiving"
+    VERIFYING = "verifying"
+    """Every write is final; the pages' checksums are compared."""
     DONE = "done"
     FAILED = "failed"
     DRAINING = "draining"
@@ -40,7 +44,8 @@ SENDER_MOVES: Mapping[SenderState, frozenset[SenderState]] = {
     _S.AWAITING_DESTINATION: frozenset({_S.READY, _S.FAILED}),
     _S.READY: frozenset({_S.SENDING, _S.FINISHING, _S.FAILED}),
     _S.SENDING: frozenset({_S.FINISHING, _S.FAILED}),
-    _S.FINISHING: frozenset({_S.DONE, _S.FAILED}),
+    _S.FINISHING: frozenset({_S.CONFIRMING, _S.DONE, _S.FAILED}),
+    _S.CONFIRMING: frozenset({_S.DONE, _S.FAILED}),
     _S.FAILED: frozenset({_S.DRAINING, _S.DRAINED}),
     _S.DRAINING: frozenset({_S.DRAINED}),
     _S.DONE: frozenset(),
@@ -51,7 +56,8 @@ _R = ReceiverState
 RECEIVER_MOVES: Mapping[ReceiverState, frozenset[ReceiverState]] = {
     _R.HANDSHAKING: frozenset({_R.AGREED, _R.FAILED}),
     _R.AGREED: frozenset({_R.RECEIVING, _R.FAILED}),
-    _R.RECEIVING: frozenset({_R.DONE, _R.FAILED}),
+    _R.RECEIVING: frozenset({_R.VERIFYING, _R.DONE, _R.FAILED}),
+    _R.VERIFYING: frozenset({_R.DONE, _R.FAILED}),
     _R.FAILED: frozenset({_R.DRAINING, _R.DRAINED}),
     _R.DRAINING: frozenset({_R.DRAINED}),
     _R.DONE: frozenset(),

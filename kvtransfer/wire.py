@@ -51,8 +51,14 @@ class AuxBlock(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: list[TokenLogprob | None] | None = None
     """One per prompt token (the first is None), when asked for."""
     weight_version: str = ""
-    digest: str | None = None
-    """Checksum over the room's pages and this block, when both workers have it switched on."""
+
+
+class Checksums(msgspec.Struct, frozen=True, kw_only=True):
+    """Of what a room delivers, as prefill has it; `checksum.py` says how they are made."""
+
+    pages: list[bytes]
+    """One for each page that was written, in the order of the reservation, taken when it was posted."""
+    aux: bytes
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
@@ -86,6 +92,8 @@ class Reserve(msgspec.Struct, frozen=True, kw_only=True, tag="reserve"):
     pages: list[int]
     num_prompt_tokens: int
     first_page_index: int = 0
+    checksum: bool = False
+    """`Complete` must carry checksums, and will be answered: `Verified` or `Abort`."""
 
 
 class Complete(msgspec.Struct, frozen=True, kw_only=True, tag="complete"):
@@ -96,6 +104,15 @@ class Complete(msgspec.Struct, frozen=True, kw_only=True, tag="complete"):
     num_pages: int
     """Distinct reserved pages that were written."""
     aux: AuxBlock
+    checksums: Checksums | None = None
+    """When the reservation asked for them."""
+
+
+class Verified(msgspec.Struct, frozen=True, kw_only=True, tag="verified"):
+    """Decode → prefill: what `Complete` announced is what arrived. Only where checksums were asked for."""
+
+    room: int
+    lease: int
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
@@ -119,7 +136,7 @@ class RoomDrained(msgspec.Struct, frozen=True, kw_only=True, tag="drained"):
     """False when a write ended in error: bytes may still sit in a socket buffer for a moment."""
 
 
-ControlMessage = Hello | Welcome | Refused | Reserve | Complete | Abort | RoomDrained
+ControlMessage = Hello | Welcome | Refused | Reserve | Complete | Verified | Abort | RoomDrained
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):

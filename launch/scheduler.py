@@ -34,6 +34,7 @@ from diptych.kernels.registry import UnknownBackendError
 from diptych.kvtransfer.backends.interface import TransferBackend
 from diptych.kvtransfer.backends.registry import make_backend
 from diptych.kvtransfer.bootstrap.client import register
+from diptych.kvtransfer.checksum import PageChecksums
 from diptych.kvtransfer.control import ControlEndpoint
 from diptych.kvtransfer.errors import TransferError
 from diptych.kvtransfer.identity import Identity
@@ -169,6 +170,7 @@ def _transfer_parts(parts: SchedulerParts, model_dir: Path, identity: Identity) 
     stats = TransferStats(parts.registry, backend=disagg.disaggregation_transfer_backend)
     return real_parts(
         backend=_backend(parts.runner, identity),
+        checksums=PageChecksums(parts.runner.pool.slab, page_bytes=parts.runner.pool.layout.page_bytes),
         control=ControlEndpoint(
             identity,
             disagg.disaggregation_advertise_host,
@@ -211,6 +213,7 @@ def _settings() -> TransferSettings:
         receive_timeout=disagg.receive_timeout,
         transfer_timeout=disagg.transfer_timeout,
         heartbeat_interval=disagg.heartbeat_interval,
+        checksum=disagg.enable_kv_checksum,
     )
 
 

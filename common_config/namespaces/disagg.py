@@ -84,6 +84,11 @@ class Disagg(Namespace):
     heartbeat_interval: float = leaf(
         3.0, help="Time between signs of life; two missed ones mean dead.", unit="seconds", gt=0, le=3600
     )
+    enable_kv_checksum: bool = leaf(
+        False,
+        help="Decode compares checksums of every page and of what comes with them, and fails a request that "
+        "arrives damaged. Set it on decode workers: prefill obliges whoever asks, whatever its own setting.",
+    )
     nixl_ucx_tls: str | None = leaf(
         None,
         help="UCX transports for NIXL, as in UCX_TLS.",

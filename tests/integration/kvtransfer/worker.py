@@ -27,6 +27,7 @@ from diptych.kvtransfer.backends.mooncake_library import MooncakeSettings
 from diptych.kvtransfer.backends.registry import make_backend
 from diptych.kvtransfer.bootstrap.client import register
 from diptych.kvtransfer.bootstrap.service import make_bootstrap_app
+from diptych.kvtransfer.checksum import PageChecksums
 from diptych.kvtransfer.control import ControlEndpoint
 from diptych.kvtransfer.errors import TransferError
 from diptych.kvtransfer.events import Received
@@ -81,6 +82,7 @@ class Worker:
         stats = TransferStats(self.registry, backend=backend.name)
         parts = real_parts(
             backend=backend,
+            checksums=PageChecksums(self.slab, page_bytes=PAGE_BYTES),
             control=ControlEndpoint(
                 identity, "127.0.0.1", options.get("port", 0), settings.heartbeat_interval, stats
             ),

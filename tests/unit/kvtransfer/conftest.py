@@ -18,6 +18,7 @@ from diptych.engine.kv_layout import Fingerprint
 from diptych.kvtransfer.backends.fake import FakeBackend, FakeFabric
 from diptych.kvtransfer.bootstrap.client import register
 from diptych.kvtransfer.bootstrap.service import make_bootstrap_app
+from diptych.kvtransfer.checksum import PageChecksums
 from diptych.kvtransfer.control import ControlEndpoint
 from diptych.kvtransfer.events import TransferEvent
 from diptych.kvtransfer.identity import Identity
@@ -126,6 +127,7 @@ class Pair:
         manager = make(
             real_parts(
                 backend=backend,
+                checksums=PageChecksums(slab, page_bytes=PAGE_BYTES),
                 control=ControlEndpoint(identity, "127.0.0.1", port, heartbeat, stats),
                 fingerprint=fingerprint or make_fingerprint(),
                 identity=identity,
