@@ -9,7 +9,7 @@ import zmq
 from diptych.kvtransfer import wire
 from diptych.kvtransfer.identity import Identity
 from diptych.kvtransfer.link import PeerLink, set_common_options
-from diptych.kvtransfer.plane import ControlPlane, Inbound, LinkDown
+from diptych.kvtransfer.plane import FramePlane, Inbound, LinkDown
 from diptych.kvtransfer.stats import TransferStats
 
 logger = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ _MAX_MESSAGES_PER_STEP = 256
 _CLOSE_LINGER_MS = 200
 
 
-class ControlEndpoint(ControlPlane):
+class ControlEndpoint(FramePlane):
     def __init__(
         self, identity: Identity, host: str, port: int, heartbeat_interval: float, stats: TransferStats
     ) -> None:
@@ -64,13 +64,19 @@ class ControlEndpoint(ControlPlane):
             link.close(linger_ms)
 
     def send(self, target: str, body: wire.ControlMessage) -> None:
-        self._links[target].send(wire.encode(self.instance_id, target, body))
+        self.send_frames(target, wire.encode(self.instance_id, target, body))
+
+    def send_frames(self, target: str, frames: list[bytes]) -> None:
+        self._links[target].send(frames)
 
     def reply(self, inbound: Inbound, body: wire.ControlMessage) -> None:
-        assert isinstance(inbound.via, bytes | PeerLink)
-        self._reply_frames(inbound.via, wire.encode(self.instance_id, inbound.source, body))
+        self.reply_frames(inbound, wire.encode(self.instance_id, inbound.source, body))
 
-    def _reply_frames(self, via: bytes | PeerLink, frames: list[bytes]) -> None:
+    def reply_frames(self, inbound: Inbound, frames: list[bytes]) -> None:
+        assert isinstance(inbound.via, bytes | PeerLink)
+        self._answer(inbound.via, frames)
+
+    def _answer(self, via: bytes | PeerLink, frames: list[bytes]) -> None:
         if isinstance(via, PeerLink):
             via.send(frames)
             return
@@ -125,7 +131,7 @@ class ControlEndpoint(ControlPlane):
     def _refuse(self, via: bytes, source: str, reason: str) -> None:
         # Nobody ran anything for this message: worth another try once the new process is known.
         refusal = wire.Refused(reason=reason, status=503, instance_id=self.instance_id)
-        self._reply_frames(via, wire.encode(self.instance_id, source, refusal))
+        self._answer(via, wire.encode(self.instance_id, source, refusal))
 
     def close(self) -> None:
         for target in list(self._links):

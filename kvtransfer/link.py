@@ -84,4 +84,6 @@ class PeerLink:
 
     def close(self, linger_ms: int = 0) -> None:
         self.socket.disable_monitor()
+        # Not left to the garbage collector: the context waits for every socket when it ends.
+        self.monitor.close(0)
         self.socket.close(linger_ms)

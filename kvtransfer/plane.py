@@ -68,3 +68,15 @@ class ControlPlane(ABC):
     @abstractmethod
     def close(self) -> None:
         """Idempotent. What was queued last (aborts) gets a moment to leave."""
+
+
+class FramePlane(ControlPlane):
+    """One that can also send bytes as they are, for faults that peers must survive."""
+
+    @abstractmethod
+    def send_frames(self, target: str, frames: list[bytes]) -> None:
+        """Over the link to `target`, which must exist."""
+
+    @abstractmethod
+    def reply_frames(self, inbound: Inbound, frames: list[bytes]) -> None:
+        """Over the connection a message came by; the link, if it was one, must still exist."""

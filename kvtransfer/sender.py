@@ -216,6 +216,9 @@ class PrefillSender:
             self._rooms.drop_lease(source, reserve, f"reservation refused: {problem}", 400)
         elif session is not None and session.state is SenderState.AWAITING_DESTINATION:
             self._rooms.bind(session, source, reserve)
+        elif self._is_known(source, reserve):
+            # The same message once more.
+            self._stats.control_dropped("unexpected")
         elif session is not None or reserve.room in self._rooms.memory.early:
             self._rooms.drop_lease(
                 source, reserve, f"bootstrap_room {reserve.room} already has a destination", 400
@@ -225,6 +228,13 @@ class PrefillSender:
         else:
             deadline = self._clock() + self._settings.bootstrap_timeout
             self._rooms.memory.early[reserve.room] = EarlyReservation(source, reserve, deadline)
+
+    def _is_known(self, source: str, reserve: wire.Reserve) -> bool:
+        session = self._rooms.sessions.get(reserve.room)
+        if session is not None and session.peer == source and session.lease == reserve.lease:
+            return True
+        early = self._rooms.memory.early.get(reserve.room)
+        return early is not None and early.is_of(source, reserve.lease)
 
     def _aborted(self, inbound: Inbound, abort: wire.Abort) -> None:
         """Decode gave the room up, or asks again whether it has drained."""

@@ -103,6 +103,8 @@ class Pair:
         self.fabric = FakeFabric()
         self.service = Service()
         self.sides: list[Side] = []
+        self.around: Callable[[TransferParts], TransferParts] = lambda parts: parts
+        """What each side's parts are wrapped in."""
         self.settings = TransferSettings(
             handshake_timeout=3,
             bootstrap_timeout=3,
@@ -124,7 +126,7 @@ class Pair:
         backend = FakeBackend(slab, page_bytes=PAGE_BYTES, agent=identity.instance_id, fabric=self.fabric)
         stats = TransferStats(registry, backend="fake")
         heartbeat = self.settings.heartbeat_interval
-        manager = make(
+        parts = self.around(
             real_parts(
                 backend=backend,
                 checksums=PageChecksums(slab, page_bytes=PAGE_BYTES),
@@ -135,7 +137,7 @@ class Pair:
                 stats=stats,
             )
         )
-        side = Side(manager, slab, registry, identity)
+        side = Side(make(parts), slab, registry, identity)
         self.sides.append(side)
         return side
 
