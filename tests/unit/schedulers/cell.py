@@ -29,6 +29,7 @@ from diptych.kernels.registry import make_attention_backend
 from diptych.kvtransfer.backends.fake import FakeBackend, FakeFabric
 from diptych.kvtransfer.bootstrap.client import LookupFailed, RouteLookup
 from diptych.kvtransfer.bootstrap.route import RankAddress, RankRoute, Route
+from diptych.kvtransfer.checksum import PageChecksums
 from diptych.kvtransfer.control import ControlEndpoint
 from diptych.kvtransfer.identity import Identity
 from diptych.kvtransfer.parts import TransferParts
@@ -205,6 +206,7 @@ class Cell:
             backend=FakeBackend(
                 side.pool.slab, page_bytes=layout.page_bytes, agent=identity.instance_id, fabric=self.fabric
             ),
+            checksums=PageChecksums(side.pool.slab, page_bytes=layout.page_bytes),
             control=ControlEndpoint(identity, "127.0.0.1", 0, self.settings.heartbeat_interval, stats),
             fingerprint=Fingerprint(
                 model="tiny",
