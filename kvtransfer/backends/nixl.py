@@ -52,7 +52,12 @@ class NixlBackend(TransferBackend):
     ) -> None:
         """`loopback`: this worker is reachable from its own host only. Raises `TransferError` when NIXL
         can't be loaded or refuses the memory."""
-        transports = configure_ucx(on_cpu=not slab.is_cuda, ucx_tls=ucx_tls, loopback=loopback)
+        transports = configure_ucx(
+            on_cpu=not slab.is_cuda,
+            ucx_tls=ucx_tls,
+            loopback=loopback,
+            verbose=logger.isEnabledFor(logging.INFO),
+        )
         self._slab = slab
         """Kept alive: the library holds its address."""
         self._page_bytes = page_bytes
@@ -64,7 +69,7 @@ class NixlBackend(TransferBackend):
         self._wakeup = Wakeup()
         self._owner = _Owner(library, self._wakeup)
         self._owner.start()
-        logger.info("nixl agent %s: %d pages, UCX transports %s", agent, self._num_pages, transports)
+        logger.info("nixl agent %s: %d pages, UCX may use %s", agent, self._num_pages, transports)
 
     def endpoint(self) -> Endpoint:
         return self._endpoint

@@ -23,10 +23,11 @@ CPU_UCX_TLS = "cma,tcp,self"
 """Same host: cross-memory attach, no shared-memory files. Across hosts: TCP."""
 
 
-def configure_ucx(*, on_cpu: bool, ucx_tls: str | None, loopback: bool) -> str:
+def configure_ucx(*, on_cpu: bool, ucx_tls: str | None, loopback: bool, verbose: bool) -> str:
     """Set UCX's environment before it is loaded; returns the transports in words, for the log. The user's
     flag wins, then the user's environment; we choose only for a CPU slab on a machine without RDMA.
-    `loopback`: all peers are on this host, so UCX must not listen on the network."""
+    `loopback`: all peers are on this host, so UCX must not listen on the network. `verbose`: UCX says once for
+    each kind of connection which transports it uses; NIXL has no way to ask."""
     if ucx_tls:
         os.environ["UCX_TLS"] = ucx_tls
     elif on_cpu and "UCX_TLS" not in os.environ and not _has_rdma():
@@ -36,6 +37,8 @@ def configure_ucx(*, on_cpu: bool, ucx_tls: str | None, loopback: bool) -> str:
     # Both log to standard output, which belongs to whoever launched us.
     os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
     os.environ.setdefault("UCX_LOG_FILE", "stderr")
+    if verbose:
+        os.environ.setdefault("UCX_LOG_LEVEL", "info")
     return os.environ.get("UCX_TLS", "chosen by UCX")
 
 

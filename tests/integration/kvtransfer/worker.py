@@ -114,6 +114,9 @@ class Worker:
             for page in arguments["pages"]:
                 self.slab[page].random_(0, 256, generator=generator)
             return None
+        if op == "damage":
+            self.slab[arguments["page"], -1] ^= 1
+            return None
         if op == "pages":
             return [hash(self.slab[page].numpy().tobytes()) for page in arguments["pages"]]
         if op == "cpu":
