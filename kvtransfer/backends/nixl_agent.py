@@ -26,8 +26,8 @@ CPU_UCX_TLS = "cma,tcp,self"
 def configure_ucx(*, on_cpu: bool, ucx_tls: str | None, loopback: bool, verbose: bool) -> str:
     """Set UCX's environment before it is loaded; returns the transports in words, for the log. The user's
     flag wins, then the user's environment; we choose only for a CPU slab on a machine without RDMA.
-    `loopback`: all peers are on this host, so UCX must not listen on the network. `verbose`: UCX says once for
-    each kind of connection which transports it uses; NIXL has no way to ask."""
+    `loopback`: all peers are on this host, so UCX must not listen on the network. `verbose`: UCX says, once
+    for each kind of connection, which transports it uses; NIXL has no way to ask."""
     if ucx_tls:
         os.environ["UCX_TLS"] = ucx_tls
     elif on_cpu and "UCX_TLS" not in os.environ and not _has_rdma():
