@@ -32,9 +32,13 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
             start_ticks=stat.start_ticks if stat else 0,
         )
 
+    def is_of_this_host(self) -> bool:
+        """True only on proof."""
+        return bool(self.boot_id) and self.boot_id == _boot_id()
+
     def is_known_dead(self) -> bool:
         """True only on proof: the process ran on this host, in this pid namespace, and is no more."""
-        if not self.start_ticks or not self.boot_id or self.boot_id != _boot_id():
+        if not self.start_ticks or not self.is_of_this_host():
             return False
         if not self.pid_namespace or self.pid_namespace != _pid_namespace():
             return False

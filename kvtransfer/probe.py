@@ -30,24 +30,38 @@ class Peer:
 
 
 def proof_of_death(peer: Peer) -> str | None:
-    """Blocking. Why the peer's process can't be alive, or None when it may be."""
+    """Blocking. Why the peer's process can't be alive, or None when it may be.
+
+    A firewall that rejects looks like a closed port. On this host there is none between two workers; of
+    another host's prefill worker its bootstrap service must say the same, or refuse too. A decode worker has
+    no such witness, and needs none: writes to it end with its connections."""
     if peer.identity.is_known_dead():
         return f"process {peer.identity.pid} has ended"
     host, _, port = peer.control_address.removeprefix("tcp://").rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
-    except ConnectionRefusedError:
-        return f"{peer.control_address} refuses connections"
-    except OSError:
-        return None
-    if peer.bootstrap is not None:
-        try:
-            route = fetch_route(*peer.bootstrap)
-        except TransferError:
+        refused = _refuses(host.strip("[]"), int(port))
+        if refused and peer.identity.is_of_this_host():
+            return f"{peer.control_address} refuses connections"
+        if peer.bootstrap is None:
             return None
-        if all(rank.identity.instance_id != peer.instance_id for rank in route.ranks):
-            return "another worker has taken its place"
+        if refused and _refuses(*peer.bootstrap):
+            where = f"{peer.bootstrap[0]}:{peer.bootstrap[1]}"
+            return f"{peer.control_address} and its bootstrap service {where} refuse connections"
+        route = fetch_route(*peer.bootstrap)
+    except (OSError, TransferError):
+        return None
+    if all(rank.identity.instance_id != peer.instance_id for rank in route.ranks):
+        return "another worker has taken its place"
     return None
+
+
+def _refuses(host: str, port: int) -> bool:
+    """Whether connections are refused there. Raises `OSError` when there is no answer at all."""
+    try:
+        socket.create_connection((host, port), _CONNECT_TIMEOUT_S).close()
+    except ConnectionRefusedError:
+        return True
+    return False
 
 
 class DeathProbe:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from support.client import Client
+from support.faults import Faults
 from support.processes import Launched
 
 MODEL = "smollm2-135m-instruct"
@@ -17,6 +18,7 @@ class Worker:
     def __init__(self, launched: Launched) -> None:
         self.launched = launched
         self.client = Client(launched.url)
+        self.faults = Faults(self.client)
 
     def load(self) -> dict[str, int]:
         """The scheduler's load, page counts included."""
@@ -51,9 +53,12 @@ class Cluster:
         router_flags: Sequence[str] = (),
         model: str = MODEL,
         environment: dict[str, str] | None = None,
+        launch_prefill: Callable[..., Launched] = Launched,
+        launch_decode: Callable[..., Launched] = Launched,
     ) -> None:
+        """`launch_prefill`, `launch_decode`: what starts these two, when they run elsewhere."""
         common = ("--model-path", model, "--port", "0", *flags)
-        prefill = Launched(
+        prefill = launch_prefill(
             "launch-prefill",
             *common,
             "--disaggregation-bootstrap-port",
@@ -61,7 +66,7 @@ class Cluster:
             *prefill_flags,
             environment=environment,
         )
-        decode = Launched("launch-decode", *common, *decode_flags, environment=environment)
+        decode = launch_decode("launch-decode", *common, *decode_flags, environment=environment)
         self._launched = [prefill, decode]
         try:
             self.prefill = Worker(prefill.ready())

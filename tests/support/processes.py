@@ -65,10 +65,11 @@ class Launched:
     def output(self) -> str:
         return "\n".join(self.lines)
 
-    def wait_for_line(self, pattern: str, seconds: float = READY_SECONDS) -> re.Match[str]:
-        """The first output line that matches; fails when the process ends or time runs out first."""
+    def wait_for_line(self, pattern: str, seconds: float = READY_SECONDS, *, after: int = 0) -> re.Match[str]:
+        """The first output line that matches, of those from number `after`; fails when the process ends or
+        time runs out first."""
         deadline = time.monotonic() + seconds
-        seen = 0
+        seen = after
         with self._changed:
             while True:
                 for line in self.lines[seen:]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.hosts import ON_HOST, Host
 
 WORKER = Path(__file__).with_name("worker.py")
 FAST = {
@@ -38,11 +39,17 @@ TRANSPORTS: dict[str, dict[str, Any]] = {
 class Process:
     """One worker process; events and answers are told apart as they come."""
 
-    def __init__(self, role: str, **options: Any) -> None:
+    def __init__(self, role: str, *, on: Host | None = None, **options: Any) -> None:
+        """`on`: on that host; else on this one."""
         options.setdefault("settings", FAST)
+        launcher: list[str] = []
+        self.host = "127.0.0.1"
+        if on is not None:
+            launcher = [str(ON_HOST), on.netns]
+            self.host = options["host"] = on.address
         # String hashes are how pages are compared across processes.
         self.process = subprocess.Popen(
-            [sys.executable, str(WORKER), role, json.dumps(options)],
+            [sys.executable, *launcher, str(WORKER), role, json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -177,7 +184,7 @@ def shared_workers() -> Iterator[Workers]:
 def start_room(prefill: Process, decode: Process, room: int, pages: list[int], tokens: int) -> None:
     """Until prefill may write: `pages` are reserved at decode."""
     prefill.do("open", room=room)
-    decode.do("open", room=room, host="127.0.0.1", port=prefill.bootstrap)
+    decode.do("open", room=room, host=prefill.host, port=prefill.bootstrap)
     decode.wait("HandshakeDone", room)
     decode.do("reserve", room=room, pages=pages, num_prompt_tokens=tokens)
     prefill.wait("DestinationReady", room)

@@ -47,7 +47,7 @@ def say(**message: object) -> None:
     sys.stdout.flush()
 
 
-def serve_bootstrap(port: int) -> int:
+def serve_bootstrap(host: str, port: int) -> int:
     """Start the bootstrap service in a thread with its own event loop; returns the port."""
     bound: list[int] = []
     ready = threading.Event()
@@ -55,7 +55,7 @@ def serve_bootstrap(port: int) -> int:
     async def serve() -> None:
         runner = web.AppRunner(make_bootstrap_app())
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", port, reuse_address=True).start()
+        await web.TCPSite(runner, host, port, reuse_address=True).start()
         bound.append(runner.addresses[0][1])
         ready.set()
         await asyncio.Event().wait()
@@ -69,6 +69,7 @@ class Worker:
     def __init__(self, role: str, options: dict[str, Any]) -> None:
         self.slab = torch.zeros((options.get("num_pages", 64), PAGE_BYTES), dtype=torch.uint8)
         identity = Identity.current()
+        host = options.get("host", "127.0.0.1")
         self.registry = CollectorRegistry()
         settings = TransferSettings(**options.get("settings", {}))
         backend = make_backend(
@@ -77,14 +78,14 @@ class Worker:
             page_bytes=PAGE_BYTES,
             agent=identity.instance_id,
             ucx_tls=options.get("ucx_tls"),
-            mooncake=MooncakeSettings(host="127.0.0.1", stall_timeout=4 * settings.heartbeat_interval),
+            mooncake=MooncakeSettings(host=host, stall_timeout=4 * settings.heartbeat_interval),
         )
         stats = TransferStats(self.registry, backend=backend.name)
         parts = real_parts(
             backend=backend,
             checksums=PageChecksums(self.slab, page_bytes=PAGE_BYTES),
             control=ControlEndpoint(
-                identity, "127.0.0.1", options.get("port", 0), settings.heartbeat_interval, stats
+                identity, host, options.get("port", 0), settings.heartbeat_interval, stats
             ),
             fingerprint=Fingerprint(
                 model="m",
@@ -103,9 +104,9 @@ class Worker:
         self.manager: Any = PrefillSender(parts) if role == "prefill" else DecodeReceiver(parts)
         bootstrap = None
         if role == "prefill":
-            bootstrap = serve_bootstrap(options.get("bootstrap", 0))
+            bootstrap = serve_bootstrap(host, options.get("bootstrap", 0))
             route = self.manager.route(worker_id=identity.instance_id)
-            register("127.0.0.1", bootstrap, route, timeout=5)
+            register(host, bootstrap, route, timeout=5)
         say(ready=True, control=self.manager.control_address, bootstrap=bootstrap)
 
     def call(self, op: str, arguments: dict[str, Any]) -> object:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import msgspec
 import pytest
 
+from diptych.kvtransfer.bootstrap.client import register
+from diptych.kvtransfer.bootstrap.route import RankRoute
 from diptych.kvtransfer.identity import Identity
 from diptych.kvtransfer.probe import Peer, proof_of_death
 from diptych.kvtransfer.quarantine import Held, Quarantine
+from diptych.kvtransfer.wire import PROTOCOL_VERSION
+
+from .conftest import Service, make_fingerprint
 
 
 @pytest.fixture
@@ -63,12 +69,56 @@ def test_reused_pid_is_not_taken_for_the_process() -> None:
     assert later.is_known_dead()
 
 
-def test_refused_control_port_is_proof_and_an_unreachable_one_is_not() -> None:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    identity = msgspec.structs.replace(Identity.current(), boot_id="another host")
-    assert "refuses" in str(proof_of_death(Peer(identity, f"tcp://127.0.0.1:{port}")))
-    assert proof_of_death(Peer(identity, "tcp://no-such-host.invalid:1")) is None
+        port: int = server.getsockname()[1]
+        return port
+
+
+def of_another_host() -> Identity:
+    return msgspec.structs.replace(Identity.current(), boot_id="another host")
+
+
+def test_refused_control_port_is_proof_on_this_host_and_an_unreachable_one_is_not() -> None:
+    here = msgspec.structs.replace(Identity.current(), pid_namespace="pid:[1]")
+    assert "refuses" in str(proof_of_death(Peer(here, f"tcp://127.0.0.1:{free_port()}")))
+    assert proof_of_death(Peer(here, "tcp://no-such-host.invalid:1")) is None
+
+
+def test_refused_control_port_of_another_host_may_be_its_firewall() -> None:
+    refusing = f"tcp://127.0.0.1:{free_port()}"
+    assert proof_of_death(Peer(of_another_host(), refusing)) is None
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        # Takes the connection and closes it: alive, though no service that could say more.
+        server.listen()
+        bootstrap = server.getsockname()
+        threading.Thread(target=lambda: [server.accept()[0].close() for _ in range(2)], daemon=True).start()
+        assert proof_of_death(Peer(of_another_host(), refusing, bootstrap)) is None
+    assert "bootstrap service" in str(
+        proof_of_death(Peer(of_another_host(), refusing, ("127.0.0.1", free_port())))
+    )
+
+
+def test_bootstrap_service_is_a_witness_of_its_prefill_worker() -> None:
+    service = Service()
+    bootstrap = ("127.0.0.1", service.port)
+    registered = of_another_host()
+    refusing = f"tcp://127.0.0.1:{free_port()}"
+    route = RankRoute(
+        version=PROTOCOL_VERSION,
+        worker_id="w",
+        rank=0,
+        world_size=1,
+        identity=registered,
+        control_address=refusing,
+        fingerprint=make_fingerprint(),
+        backend="fake",
+    )
+    register(*bootstrap, route, timeout=5.0)
+    assert proof_of_death(Peer(registered, refusing, bootstrap)) is None
+    replaced = Peer(of_another_host(), refusing, bootstrap)
+    assert proof_of_death(replaced) == "another worker has taken its place"
+    service.stop()
 
 
 def held(room: int, peer: Peer) -> Held:
@@ -100,6 +150,18 @@ def test_unclean_drain_and_death_wait_for_what_is_still_in_a_socket() -> None:
     assert quarantine.next_deadline() == 6.0
     assert [h.room for h in quarantine.released(6.0)] == [1]
     assert [h.room for h in quarantine.released(6.5)] == [2]
+
+
+def test_what_another_host_still_sends_after_an_outage_lands_in_quarantined_pages() -> None:
+    peer = Peer(of_another_host(), "tcp://h:1")
+    quarantine = Quarantine(ask_interval=2.0, settle=1.0)
+    quarantine.add(held(1, peer))  # failed at 8, and the network was there at 6
+    quarantine.dead(peer.instance_id, 50.0)
+    assert quarantine.released(50.0 + 44.0) == []
+    assert len(quarantine.released(50.0 + 44.0 + 1.0)) == 1
+    quarantine.add(held(2, peer))
+    quarantine.drained(peer.instance_id, 2, 7, False, 9999.0)
+    assert len(quarantine.released(9999.0 + 121.0)) == 1
 
 
 def test_prefill_is_asked_again_and_again() -> None:
