@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -13,10 +14,20 @@ from diptych.kvtransfer.backends.interface import (
     PageWrite,
     TransferBackend,
     WriteState,
-    check_pages,
-    coalesce,
+    check_endpoint,
+    new_write,
 )
-from diptych.kvtransfer.errors import TransferError
+
+
+@dataclass(frozen=True, slots=True)
+class PageCopy:
+    """Page `src_pages[i]` of `source`, agent `origin`'s slab, onto page `dst_pages[i]` of agent `target`."""
+
+    origin: str
+    target: str
+    source: torch.Tensor
+    src_pages: list[int]
+    dst_pages: list[int]
 
 
 class FakeFabric:
@@ -31,33 +42,31 @@ class FakeFabric:
 
     def complete(self, write: PageWrite) -> None:
         """The bytes arrive."""
-        job = write.handle
-        assert isinstance(job, _Copy)
-        target = self.slabs.get(job.agent)
-        if target is None:
+        if self.copy_of(write).target not in self.slabs:
             self.fail(write, "the peer's slab is gone")
             return
-        target[job.dst_pages] = job.source[job.src_pages]
+        self.land(write)
         self._end(write, WriteState.DONE)
+
+    def land(self, write: PageWrite) -> None:
+        """The bytes arrive, whatever was reported: those of a failed write still may."""
+        copy = self.copy_of(write)
+        self.slabs[copy.target][copy.dst_pages] = copy.source[copy.src_pages]
 
     def fail(self, write: PageWrite, error: str) -> None:
         write.error = error
         self._end(write, WriteState.FAILED)
 
+    @staticmethod
+    def copy_of(write: PageWrite) -> PageCopy:
+        """What a write does."""
+        assert isinstance(write.handle, PageCopy)
+        return write.handle
+
     def _end(self, write: PageWrite, state: WriteState) -> None:
         write.state = state
         write.finished_at = time.monotonic()
         self.in_flight.remove(write)
-
-
-class _Copy:
-    def __init__(
-        self, agent: str, source: torch.Tensor, src_pages: Sequence[int], dst_pages: Sequence[int]
-    ) -> None:
-        self.agent = agent
-        self.source = source
-        self.src_pages = list(src_pages)
-        self.dst_pages = list(dst_pages)
 
 
 class FakeBackend(TransferBackend):
@@ -83,24 +92,21 @@ class FakeBackend(TransferBackend):
         )
 
     def connect(self, peer: str, endpoint: Endpoint) -> None:
-        if endpoint.backend != self.name or endpoint.page_bytes != self._page_bytes:
-            raise TransferError("the peer's endpoint does not fit this slab")
+        check_endpoint(endpoint, backend=self.name, page_bytes=self._page_bytes)
         self._peers[peer] = endpoint
 
     def post_write(self, peer: str, src_pages: Sequence[int], dst_pages: Sequence[int]) -> PageWrite:
         endpoint = self._peers.get(peer)
-        if endpoint is None:
-            raise TransferError(f"unknown peer {peer}")
-        check_pages("source", src_pages, len(self._pages))
-        check_pages("destination", dst_pages, endpoint.num_pages)
-        write = PageWrite(
-            peer=peer,
-            num_pages=len(src_pages),
-            num_bytes=len(src_pages) * self._page_bytes,
-            num_descriptors=len(coalesce(src_pages, dst_pages)),
-            posted_at=time.monotonic(),
-            handle=_Copy(endpoint.agent, self._pages, src_pages, dst_pages),
+        write = new_write(
+            peer,
+            src_pages,
+            dst_pages,
+            page_bytes=self._page_bytes,
+            num_pages=len(self._pages),
+            peer_pages=None if endpoint is None else endpoint.num_pages,
         )
+        assert endpoint is not None
+        write.handle = PageCopy(self._agent, endpoint.agent, self._pages, list(src_pages), list(dst_pages))
         self._fabric.in_flight.append(write)
         return write
 
@@ -120,7 +126,8 @@ class FakeBackend(TransferBackend):
 
     def disconnect(self, peer: str) -> None:
         self._peers.pop(peer, None)
-        for write in [w for w in self._fabric.in_flight if w.peer == peer]:
+        mine = [w for w in self._fabric.in_flight if self._fabric.copy_of(w).origin == self._agent]
+        for write in [w for w in mine if w.peer == peer]:
             self._fabric.fail(write, "the peer was disconnected")
 
     def close(self) -> None:
