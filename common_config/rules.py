@@ -184,6 +184,12 @@ def _distinct_ports(draft: Draft) -> Iterator[str]:
         ports[port] = flag
 
 
+@check("enable_fault_injection", "fault_injection_rules")
+def _faults_without_injection(draft: Draft) -> Iterator[str]:
+    if draft.fault_injection_rules and not draft.enable_fault_injection:
+        yield "--fault-injection-rules needs --enable-fault-injection"
+
+
 @check("default_max_tokens", "context_length")
 def _default_fits_context(draft: Draft) -> Iterator[str]:
     if draft.default_max_tokens and draft.context_length and draft.default_max_tokens >= draft.context_length:

@@ -92,7 +92,7 @@ class DecodeScheduler(Scheduler):
 
     def advance(self) -> bool:
         self._handle_events(self._receiver.step())
-        for request in self._batch.resume():
+        for request in self._batch.resume() if self._batch.parked and self.may("resume") else ():
             self._move(request, DecodeState.RUNNING)
         self._end_overdue()
         self._preallocate()
@@ -103,7 +103,7 @@ class DecodeScheduler(Scheduler):
         for request in too_big:
             self._end(request, self.outgrown(request), DecodeState.FAILED)
         running = list(self._batch.running)
-        if not running:
+        if not running or not self.may("compute"):
             return False
         for request, token in zip(running, self.stepper.decode(running), strict=True):
             finish = self.accept(request, token)
@@ -124,6 +124,8 @@ class DecodeScheduler(Scheduler):
             if not self._receiving.allows(request.prefill_worker, needed):
                 continue
             if not self.pool.can_allocate(needed + self._batch.keep_free(joining=receiving)):
+                return
+            if not self.may("preallocate"):
                 return
             self._preallocating.remove(request)
             pages = self.pool.allocate(needed)

@@ -17,6 +17,7 @@ import zmq
 from prometheus_client import CollectorRegistry
 
 from diptych.common_config import readback
+from diptych.engine.faults import FaultControl, Gate
 from diptych.engine.frontend_link import FrontendLink
 from diptych.engine.kv_pool import KVPool
 from diptych.engine.metrics import EngineMetrics
@@ -27,6 +28,8 @@ from diptych.engine.stepper import STEPPERS
 from diptych.engine.wire import (
     Abort,
     Drain,
+    Faults,
+    FaultsReply,
     Finish,
     FlushCache,
     FlushReply,
@@ -64,6 +67,8 @@ class SchedulerParts:
     """Running and queued together; one more is refused."""
     speculative_algorithm: str
     """A name of `stepper.STEPPERS`."""
+    faults: FaultControl | None = None
+    """None unless fault injection is on."""
 
 
 class Scheduler(ABC):
@@ -78,6 +83,7 @@ class Scheduler(ABC):
         self.max_requests = parts.max_requests
         self._frontend = parts.frontend
         self._parent_fd = parts.parent_fd
+        self._faults = parts.faults
         self.stepper = STEPPERS[parts.speculative_algorithm](self.runner, self.metrics)
         self._outputs: list[TokenOutput] = []
         self._draining = False
@@ -181,6 +187,11 @@ class Scheduler(ABC):
                 )
             case Drain():
                 self._draining = True
+            case Faults(call_id=call_id, change=change):
+                assert self._faults is not None, "the frontend has this route only with fault injection"
+                if change is not None:
+                    self._faults.change(change)
+                self._frontend.send(FaultsReply(call_id=call_id, report=self._faults.report()))
             case SetLogLevel(level=level):
                 logging.getLogger().setLevel(level.upper())
                 log.info("log level is now %s", level)
@@ -255,6 +266,10 @@ class Scheduler(ABC):
             self._stopped = True
 
     # ---- pieces of a turn that roles compose ----------------------------------------------------------
+
+    def may(self, gate: Gate) -> bool:
+        """Whether this step may happen now: always, unless fault injection holds it."""
+        return self._faults is None or self._faults.may(gate)
 
     def accept(self, request: Request, token: SampledToken | None) -> Finish | None:
         """Append a token to a request and tell the client; the reason when the request is now complete.

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from diptych.engine.faults import FaultChange, FaultReport
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How to draw the tokens of one sample. The frontend validates ranges and fills every open value."""
@@ -90,7 +92,14 @@ class SetLogLevel(msgspec.Struct, frozen=True, kw_only=True, tag="log_level"):
     level: str
 
 
-FrontendMessage = Generate | Abort | FlushCache | GetState | Drain | SetLogLevel
+class Faults(msgspec.Struct, frozen=True, kw_only=True, tag="faults"):
+    """Ask what fault injection does, after `change`. Only to a scheduler that has it."""
+
+    call_id: int
+    change: FaultChange | None = None
+
+
+FrontendMessage = Generate | Abort | FlushCache | GetState | Drain | SetLogLevel | Faults
 
 # ---- scheduler → frontend ---------------------------------------------------------------------------
 
@@ -158,7 +167,12 @@ class StateReply(msgspec.Struct, frozen=True, kw_only=True, tag="state_reply"):
     `runner` what was constructed."""
 
 
-SchedulerMessage = OutputBatch | SchedulerReady | FlushReply | StateReply
+class FaultsReply(msgspec.Struct, frozen=True, kw_only=True, tag="faults_reply"):
+    call_id: int
+    report: FaultReport
+
+
+SchedulerMessage = OutputBatch | SchedulerReady | FlushReply | StateReply | FaultsReply
 
 MAX_MESSAGE_BYTES = 256 << 20
 

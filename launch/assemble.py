@@ -5,6 +5,7 @@ The one place where configuration meets the engine: everything below it takes pl
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,10 +31,16 @@ from diptych.engine.scheduler import SchedulerParts
 from diptych.engine.weights.identity import dummy_identity, model_identity
 from diptych.engine.weights.loader import load_model
 from diptych.kernels.registry import make_attention_backend, resolve_attention_backend
+from diptych.kvtransfer.faults.injector import Injector
+from diptych.kvtransfer.faults.parts import faulty_parts
+from diptych.kvtransfer.parts import TransferParts
 from diptych.kvtransfer.sender import PrefillSender
 from diptych.launch.errors import StartupError
+from diptych.launch.faults import parse_rules
 from diptych.prefill.optimistic import OptimisticPrompts
 from diptych.prefill.scheduler import PrefillScheduler
+
+logger = logging.getLogger(__name__)
 
 
 def choose_device() -> torch.device:
@@ -206,3 +213,21 @@ def _num_pages(layout: KVLayout, device: torch.device) -> int:
             f"{layout.page_bytes} bytes; raise it or set --max-total-tokens"
         )
     return pages
+
+
+def with_faults(parts: TransferParts) -> tuple[TransferParts, Injector | None]:
+    """The parts as they are, and no injector, unless `enable_fault_injection` is on."""
+    disagg = get_disagg()
+    if not disagg.enable_fault_injection:
+        return parts, None
+    logger.warning(
+        "FAULT INJECTION IS ON: whoever reaches POST /faults can lose, damage and hold up requests. Not for "
+        "production."
+    )
+    injector = Injector(
+        parts.stats,
+        seed=disagg.fault_injection_seed,
+        rules=parse_rules(disagg.fault_injection_rules or "[]"),
+        clock=parts.clock,
+    )
+    return faulty_parts(parts, injector), injector

@@ -10,6 +10,7 @@ from pathlib import Path
 from diptych.common_config import LaunchConfig, Role, builds_from_record
 from diptych.engine.weights.source import prepare_model
 from diptych.launch.errors import StartupError
+from diptych.launch.faults import parse_rules
 from diptych.server.frontend import WorkerKind
 
 
@@ -32,6 +33,8 @@ def prepare(
 ) -> Prepared:
     """Find the model, bind the ports, and put what that settled on the record. Raises `StartupError` and
     `ModelError`."""
+    if kind is not WorkerKind.COLOCATED and record.fault_injection_rules:
+        parse_rules(record.fault_injection_rules)
     # Ports first: a port in use should not be found out after minutes of model conversion.
     http = bind(record.host, record.port)
     derived: dict[str, int] = {"port": http.getsockname()[1]}

@@ -19,6 +19,7 @@ from aiohttp import web
 from diptych.common_config import (
     Program,
     Role,
+    get_disagg,
     get_model,
     get_observability,
     get_serving,
@@ -255,6 +256,7 @@ def _frontend(
         chat_template=template,
         created=int(time.time()),
         bootstrap_port=bootstrap_port,
+        fault_injection=kind is not WorkerKind.COLOCATED and get_disagg().enable_fault_injection,
     )
 
 

@@ -93,7 +93,7 @@ class PrefillScheduler(Scheduler):
         for request in plan.admitted:
             assert isinstance(request, PrefillRequest)
             self._begin(request)
-        if not plan.chunks:
+        if not plan.chunks or not self.may("compute"):
             return False
         tokens = iter(self.stepper.prefill(plan.chunks))
         self._queue.completed(plan.chunks)
@@ -106,6 +106,8 @@ class PrefillScheduler(Scheduler):
 
     def _plan(self) -> PrefillPlan:
         """One step: prompts with a destination, or, where none of those can or waits to run, others."""
+        if (self._queue.num_waiting or self._bootstrapping) and not self.may("admit"):
+            return self._queue.plan(max_admit=0)
         while self._queue.num_waiting and self._num_running >= self._max_running and self._give_way():
             continue
         plan = self._queue.plan(max_admit=self._num_places, reclaim=self._give_way)

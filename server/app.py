@@ -8,7 +8,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from diptych.common_config import get_serving
-from diptych.server import control, info
+from diptych.server import control, faults, info
 from diptych.server.chat import chat_completions
 from diptych.server.completions import completions
 from diptych.server.frontend import FRONTEND, Frontend
@@ -47,6 +47,8 @@ def make_app(frontend: Frontend) -> web.Application:
             web.post("/detokenize", control.detokenize),
         ]
     )
+    if frontend.fault_injection:
+        app.add_routes([web.get("/faults", faults.show_faults), web.post("/faults", faults.change_faults)])
     return app
 
 

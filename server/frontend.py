@@ -44,6 +44,8 @@ class Frontend:
     """Unix seconds of the start."""
     bootstrap_port: int | None = None
     """Prefill: where its bootstrap service listens."""
+    fault_injection: bool = False
+    """Whether the scheduler can be told to inject faults."""
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -8,9 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
+from diptych.engine.faults import FaultChange
 from diptych.engine.wire import (
     Abort,
     Drain,
+    Faults,
+    FaultsReply,
     FlushCache,
     FlushReply,
     Generate,
@@ -30,7 +33,8 @@ from diptych.server.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-_MakeCall = Callable[[int], FlushCache | GetState]
+_MakeCall = Callable[[int], FlushCache | GetState | Faults]
+_Reply = FlushReply | StateReply | FaultsReply
 
 LONG_TEXT = 2_000
 """Characters from which tokenising leaves the event loop (a few milliseconds)."""
@@ -118,7 +122,7 @@ class TokenizerManager:
         self._running: dict[str, tuple[Sample, RunningRequest]] = {}
         self._requests: set[RunningRequest] = set()
         self._public: dict[str, list[str]] = {}
-        self._calls: dict[int, asyncio.Future[FlushReply | StateReply]] = {}
+        self._calls: dict[int, asyncio.Future[_Reply]] = {}
         self._serial = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -240,7 +244,7 @@ class TokenizerManager:
                 case SchedulerReady():
                     if not self.ready.done():
                         self.ready.set_result(message)
-                case FlushReply() | StateReply():
+                case FlushReply() | StateReply() | FaultsReply():
                     call = self._calls.pop(message.call_id, None)
                     if call is not None and not call.done():
                         call.set_result(message)
@@ -289,12 +293,18 @@ class TokenizerManager:
         assert isinstance(reply, StateReply)
         return reply
 
-    async def _call(self, make: _MakeCall, bound: float) -> FlushReply | StateReply:
+    async def faults(self, change: FaultChange | None, bound: float) -> FaultsReply:
+        """What fault injection does, after `change`. Only where it is on."""
+        reply = await self._call(lambda call_id: Faults(call_id=call_id, change=change), bound)
+        assert isinstance(reply, FaultsReply)
+        return reply
+
+    async def _call(self, make: _MakeCall, bound: float) -> _Reply:
         if self.dead is not None:
             raise self.dead
         self._serial += 1
         call_id = self._serial
-        future: asyncio.Future[FlushReply | StateReply] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[_Reply] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = future
         try:
             if not self._link.send(make(call_id)):
