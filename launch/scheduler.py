@@ -8,7 +8,6 @@ import logging
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import zmq
@@ -33,6 +32,7 @@ from diptych.engine.runner import ModelRunner
 from diptych.engine.scheduler import Scheduler, SchedulerParts
 from diptych.kernels.registry import UnknownBackendError
 from diptych.kvtransfer.backends.interface import TransferBackend
+from diptych.kvtransfer.backends.mooncake_library import MooncakeSettings
 from diptych.kvtransfer.backends.registry import make_backend
 from diptych.kvtransfer.bootstrap.client import register
 from diptych.kvtransfer.checksum import PageChecksums
@@ -50,7 +50,6 @@ from diptych.launch.assemble import (
     build_runner,
     build_running_batch,
     fingerprint,
-    with_faults,
 )
 from diptych.launch.errors import StartupError
 from diptych.launch.processes import SchedulerStart, read_start
@@ -127,8 +126,7 @@ def _colocated(parts: SchedulerParts, _model_dir: Path) -> RoleParts:
 def _prefill(parts: SchedulerParts, model_dir: Path) -> RoleParts:
     disagg = get_disagg()
     identity = Identity.current()
-    transfer, faults = with_faults(_transfer_parts(parts, model_dir, identity))
-    sender = PrefillSender(transfer)
+    sender = PrefillSender(_transfer_parts(parts, model_dir, identity))
     register(
         disagg.disaggregation_advertise_host,
         disagg.disaggregation_bootstrap_port,
@@ -140,14 +138,15 @@ def _prefill(parts: SchedulerParts, model_dir: Path) -> RoleParts:
         ),
         timeout=disagg.handshake_timeout,
     )
-    return build_prefill_scheduler(replace(parts, faults=faults), sender), sender.close
+    return build_prefill_scheduler(parts, sender), sender.close
 
 
 def _decode(parts: SchedulerParts, model_dir: Path) -> RoleParts:
-    transfer, faults = with_faults(_transfer_parts(parts, model_dir, Identity.current()))
-    receiver = DecodeReceiver(transfer, world_size=get_parallel().world_size)
+    receiver = DecodeReceiver(
+        _transfer_parts(parts, model_dir, Identity.current()), world_size=get_parallel().world_size
+    )
     scheduler = DecodeScheduler(
-        replace(parts, faults=faults),
+        parts,
         receiver,
         build_running_batch(parts.runner),
         max_running=get_schedule().max_running_requests,
@@ -196,6 +195,13 @@ def _backend(runner: ModelRunner, identity: Identity) -> TransferBackend:
         agent=identity.instance_id,
         ucx_tls=disagg.nixl_ucx_tls,
         loopback=is_loopback(disagg.disaggregation_advertise_host),
+        mooncake=MooncakeSettings(
+            host=disagg.disaggregation_advertise_host,
+            protocol=disagg.mooncake_protocol,
+            ib_device=disagg.disaggregation_ib_device or "",
+            # Later than the control connection is given up, so that its reason is the one that clients see.
+            stall_timeout=4 * disagg.heartbeat_interval,
+        ),
     )
 
 

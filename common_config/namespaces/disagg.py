@@ -5,7 +5,7 @@ from __future__ import annotations
 from diptych.common_config.declare import OPEN, Namespace, leaf
 from diptych.common_config.programs import Program
 
-TRANSFER_BACKENDS = ("nixl",)
+TRANSFER_BACKENDS = ("nixl", "mooncake")
 """Every transfer backend that crosses processes: the one list that flags are checked against."""
 
 
@@ -89,21 +89,18 @@ class Disagg(Namespace):
         help="Decode compares checksums of every page and of what comes with them, and fails a request that "
         "arrives damaged. Set it on decode workers: prefill obliges whoever asks, whatever its own setting.",
     )
-    enable_fault_injection: bool = leaf(
-        False,
-        help="Serve /faults, by which messages and page writes get lost, late, damaged or held, and steps "
-        "held up. For tests and drills.",
-    )
-    fault_injection_seed: int = leaf(0, help="Of the random numbers that decide which faults happen.")
-    fault_injection_rules: str | None = leaf(
-        None,
-        help="Faults from the start: a JSON list of rules, as in the body of POST /faults.",
-        open_means="none until POST /faults",
-        metavar="JSON",
-    )
     nixl_ucx_tls: str | None = leaf(
         None,
         help="UCX transports for NIXL, as in UCX_TLS.",
         open_means="chosen for the machine",
         metavar="TLS",
+    )
+    mooncake_protocol: str = leaf(
+        "tcp", help="How Mooncake reaches peers. The same on both sides.", choices=("tcp", "rdma")
+    )
+    disaggregation_ib_device: str | None = leaf(
+        None,
+        help="RDMA devices for Mooncake, comma-separated.",
+        open_means="every device of the machine",
+        metavar="DEVICES",
     )

@@ -7,12 +7,22 @@ from collections.abc import Iterator
 import pytest
 from support.cluster import Cluster
 
+from diptych.common_config.namespaces.disagg import TRANSFER_BACKENDS
+
 PAGE_SIZE = 16
 
 
+@pytest.fixture(scope="module", params=TRANSFER_BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    cluster = Cluster("--page-size", str(PAGE_SIZE), "--max-total-tokens", "16384")
+def cluster(backend: str) -> Iterator[Cluster]:
+    cluster = Cluster(
+        *("--page-size", str(PAGE_SIZE), "--max-total-tokens", "16384"),
+        *("--disaggregation-transfer-backend", backend),
+    )
     yield cluster
     cluster.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,20 +12,27 @@ from support.cluster import Cluster
 from support.oracle import GreedyOracle
 from support.prompts import equality_prompts
 
+from diptych.common_config.namespaces.disagg import TRANSFER_BACKENDS
+
 OUTPUT_TOKENS = 64
 
 # Alone, every combination runs its own share of the prompts, so that each prompt runs alone at one or two
 # combinations; DIPTYCH_FULL_MATRIX=1 runs every prompt alone at every combination (some ten minutes more).
 FULL_MATRIX = os.environ.get("DIPTYCH_FULL_MATRIX") == "1"
-COMBINATIONS = [(page, chunk) for page in (1, 16, 64) for chunk in (16, 64, 512)]
+COMBINATIONS = [
+    (page, chunk, TRANSFER_BACKENDS[i % len(TRANSFER_BACKENDS)])
+    for i, (page, chunk) in enumerate(itertools.product((1, 16, 64), (16, 64, 512)))
+]
+"""The transfer backends take turns, so that each meets every page size and every chunk size."""
 
 
-@pytest.fixture(scope="module", params=COMBINATIONS, ids=lambda c: f"page{c[0]}-chunk{c[1]}")
+@pytest.fixture(scope="module", params=COMBINATIONS, ids=lambda c: f"page{c[0]}-chunk{c[1]}-{c[2]}")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    page_size, chunk = request.param
+    page_size, chunk, backend = request.param
     cluster = Cluster(
         *("--dtype", "float32", "--page-size", str(page_size), "--max-total-tokens", "32768"),
         *("--chunked-prefill-size", str(chunk), "--max-running-requests", "16"),
+        *("--disaggregation-transfer-backend", backend),
     )
     yield cluster
     cluster.close()

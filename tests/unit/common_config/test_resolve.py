@@ -213,3 +213,19 @@ def test_repeatable_settings_survive_the_environment() -> None:
     )
     again = resolve(Program.ROUTER, env=environment_of(record, Program.ROUTER))
     assert again.values() == record.values()
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({"disaggregation_transfer_backend": "mooncake", "nixl_ucx_tls": "tcp"}, "--nixl-ucx-tls tcp"),
+        ({"mooncake_protocol": "rdma"}, "--mooncake-protocol rdma"),
+        (
+            {"disaggregation_transfer_backend": "mooncake", "disaggregation_ib_device": "mlx5_0"},
+            "--disaggregation-ib-device mlx5_0",
+        ),
+    ],
+)
+def test_a_setting_of_another_transfer_backend_is_refused(flags: dict[str, str], named: str) -> None:
+    (problem,) = problems(**flags)
+    assert problem.startswith(named)
