@@ -11,6 +11,7 @@ from diptych.common_config import LaunchConfig, Role, builds_from_record
 from diptych.engine.weights.source import prepare_model
 from diptych.kvtransfer.backends.mooncake_library import why_unavailable
 from diptych.launch.errors import StartupError
+from diptych.launch.faults import parse_rules
 from diptych.server.frontend import WorkerKind
 
 
@@ -37,6 +38,8 @@ def prepare(
         problem = why_unavailable()
         if problem is not None:
             raise StartupError(problem)
+    if kind is not WorkerKind.COLOCATED and record.fault_injection_rules:
+        parse_rules(record.fault_injection_rules)
     # Ports first: a port in use should not be found out after minutes of model conversion.
     http = bind(record.host, record.port)
     derived: dict[str, int] = {"port": http.getsockname()[1]}

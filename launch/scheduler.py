@@ -8,6 +8,7 @@ import logging
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import zmq
@@ -50,6 +51,7 @@ from diptych.launch.assemble import (
     build_runner,
     build_running_batch,
     fingerprint,
+    with_faults,
 )
 from diptych.launch.errors import StartupError
 from diptych.launch.processes import SchedulerStart, read_start
@@ -126,7 +128,8 @@ def _colocated(parts: SchedulerParts, _model_dir: Path) -> RoleParts:
 def _prefill(parts: SchedulerParts, model_dir: Path) -> RoleParts:
     disagg = get_disagg()
     identity = Identity.current()
-    sender = PrefillSender(_transfer_parts(parts, model_dir, identity))
+    transfer, faults = with_faults(_transfer_parts(parts, model_dir, identity))
+    sender = PrefillSender(transfer)
     register(
         disagg.disaggregation_advertise_host,
         disagg.disaggregation_bootstrap_port,
@@ -138,15 +141,14 @@ def _prefill(parts: SchedulerParts, model_dir: Path) -> RoleParts:
         ),
         timeout=disagg.handshake_timeout,
     )
-    return build_prefill_scheduler(parts, sender), sender.close
+    return build_prefill_scheduler(replace(parts, faults=faults), sender), sender.close
 
 
 def _decode(parts: SchedulerParts, model_dir: Path) -> RoleParts:
-    receiver = DecodeReceiver(
-        _transfer_parts(parts, model_dir, Identity.current()), world_size=get_parallel().world_size
-    )
+    transfer, faults = with_faults(_transfer_parts(parts, model_dir, Identity.current()))
+    receiver = DecodeReceiver(transfer, world_size=get_parallel().world_size)
     scheduler = DecodeScheduler(
-        parts,
+        replace(parts, faults=faults),
         receiver,
         build_running_batch(parts.runner),
         max_running=get_schedule().max_running_requests,

@@ -89,6 +89,18 @@ class Disagg(Namespace):
         help="Decode compares checksums of every page and of what comes with them, and fails a request that "
         "arrives damaged. Set it on decode workers: prefill obliges whoever asks, whatever its own setting.",
     )
+    enable_fault_injection: bool = leaf(
+        False,
+        help="Serve /faults, by which messages and page writes get lost, late, damaged or held, and steps "
+        "held up. For tests and drills.",
+    )
+    fault_injection_seed: int = leaf(0, help="Of the random numbers that decide which faults happen.")
+    fault_injection_rules: str | None = leaf(
+        None,
+        help="Faults from the start: a JSON list of rules, as in the body of POST /faults.",
+        open_means="none until POST /faults",
+        metavar="JSON",
+    )
     nixl_ucx_tls: str | None = leaf(
         None,
         help="UCX transports for NIXL, as in UCX_TLS.",
