@@ -137,3 +137,9 @@ async def test_a_colocated_worker_needs_no_room(client: Client):
     await client.post(CHAT, chat("x", **PAIR, bootstrap_room=5))
     (message,) = await sent(client, 1)
     assert message["room"] is None
+
+
+async def test_without_fault_injection_nobody_can_ask_for_faults(pair: tuple[Client, Client]):
+    for worker in pair:
+        assert (await worker.get("/faults"))[0] == 404
+        assert (await worker.post("/faults", {"release": True}))[0] == 404

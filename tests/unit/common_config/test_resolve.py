@@ -229,3 +229,9 @@ def test_repeatable_settings_survive_the_environment() -> None:
 def test_a_setting_of_another_transfer_backend_is_refused(flags: dict[str, str], named: str) -> None:
     (problem,) = problems(**flags)
     assert problem.startswith(named)
+
+
+def test_fault_rules_need_fault_injection() -> None:
+    rules = '[{"where": "send", "action": "drop"}]'
+    (problem,) = problems(fault_injection_rules=rules)
+    assert "--enable-fault-injection" in problem

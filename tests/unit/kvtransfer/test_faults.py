@@ -21,6 +21,8 @@ from diptych.kvtransfer.faults.parts import faulty_parts
 from diptych.kvtransfer.parts import TransferParts
 from diptych.kvtransfer.states import ReceiverState, SenderState
 from diptych.kvtransfer.stats import TransferStats
+from diptych.launch.errors import StartupError
+from diptych.launch.faults import parse_rules
 
 from .conftest import Pair, aux, of
 
@@ -142,6 +144,13 @@ def test_fields_that_do_not_go_together_are_named(rule: dict[str, object], field
     found = change.problem()
     assert found is not None
     assert found[0] == f"rules[0].{field}"
+
+
+def test_rules_on_the_command_line_are_checked_by_their_fields() -> None:
+    assert parse_rules('[{"where": "send", "action": "drop"}]') == [FaultRule(where="send", action="drop")]
+    for text in ("[", '[{"where": "send"}]', '[{"where": "send", "action": "stall"}]'):
+        with pytest.raises(StartupError, match=r"--fault-injection-rules: .*(action|truncated)"):
+            parse_rules(text)
 
 
 def test_a_gate_lets_one_step_through_for_each_release() -> None:

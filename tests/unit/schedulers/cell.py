@@ -31,6 +31,7 @@ from diptych.kvtransfer.bootstrap.client import LookupFailed, RouteLookup
 from diptych.kvtransfer.bootstrap.route import RankAddress, RankRoute, Route
 from diptych.kvtransfer.checksum import PageChecksums
 from diptych.kvtransfer.control import ControlEndpoint
+from diptych.kvtransfer.faults.injector import Injector
 from diptych.kvtransfer.identity import Identity
 from diptych.kvtransfer.parts import TransferParts
 from diptych.kvtransfer.probe import DeathProbe
@@ -75,6 +76,8 @@ class Side:
         self.registry = CollectorRegistry()
         self.pool = pool
         self.samples: defaultdict[str, Sample] = defaultdict(Sample)
+        self.faults = Injector(TransferStats(CollectorRegistry(), backend="fake"))
+        """Of its gates alone: what it sends and writes is as it should be."""
         self.parts = SchedulerParts(
             runner=runner,
             frontend=self._link,
@@ -82,6 +85,7 @@ class Side:
             parent_fd=self._alive[0],
             max_requests=1000,
             speculative_algorithm="none",
+            faults=self.faults,
         )
         self.scheduler: Scheduler
         self.transfer: PrefillSender | DecodeReceiver
