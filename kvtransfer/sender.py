@@ -97,7 +97,7 @@ class PrefillSender:
                 self._rooms.lose_peer(news.target, f"decode worker: {news.reason}", "peer_lost")
             else:
                 self._dispatch(news)
-        for session in list(self._rooms.sessions.values()):
+        for session in self._rooms.to_poll():
             self._rooms.poll(session)
         self._rooms.check_deadlines(self._clock())
         self._rooms.probe_draining(self._clock())
@@ -205,9 +205,9 @@ class PrefillSender:
             self._peers.refuse_stranger(inbound)
             return
         if self._rooms.memory.ended(source, reserve.lease) is not None:
-            self._rooms.drop_lease(
-                source, reserve, "the room was given up before its pages were reserved", 499
-            )
+            # Its abort has overtaken it, or it comes once more: decode has been told how the lease ended, and
+            # is told again when it asks.
+            self._stats.control_dropped("unexpected")
             return
         problem = _reservation_problem(reserve, peer.num_pages)
         session = self._rooms.sessions.get(reserve.room)

@@ -369,3 +369,31 @@ def test_a_corrupted_write_puts_one_wrong_page_down(faulty: FaultyPair) -> None:
 
 def test_wrapped_backends_keep_their_name(faulty: FaultyPair) -> None:
     assert faulty.prefill_side.manager._parts.backend.name == "fake"
+
+
+def test_a_reservation_repeated_after_its_end_changes_nothing(faulty: FaultyPair) -> None:
+    """After a clean end, and after one that leaves bytes on the wire for a while."""
+    for room, failing in ((1, False), (2, True)):
+        # The first of two equal messages passes, the second waits.
+        rules(
+            faulty.prefill_faults,
+            FaultRule(where="receive", action="hold", kind="reserve", skip=1),
+            *([FaultRule(where="write", action="fail")] if failing else []),
+        )
+        rules(faulty.decode_faults, FaultRule(where="send", action="duplicate", kind="reserve"))
+        faulty.whole(room)
+        if failing:
+            faulty.run_until(lambda room=room: both_failed(faulty, room))
+        else:
+            faulty.arrives(room)
+        faulty.run_until(lambda: bool(held(faulty.prefill_faults)))
+        before = faulty.decode_side.metric("control_dropped_total", reason="foreign")
+        rules(faulty.decode_faults)
+        release(faulty.prefill_faults)
+        began = time.monotonic()
+        faulty.run_for(0.05)
+        assert faulty.decode_side.metric("control_dropped_total", reason="foreign") == before
+        if failing:
+            faulty.run_until(lambda: bool(of(faulty.decode_side, Drained, 2)))
+            assert time.monotonic() - began > faulty.settings.heartbeat_interval / 2
+    faulty.passes(3)
