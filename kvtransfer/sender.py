@@ -97,7 +97,7 @@ class PrefillSender:
                 self._rooms.lose_peer(news.target, f"decode worker: {news.reason}", "peer_lost")
             else:
                 self._dispatch(news)
-        for session in self._rooms.to_poll():
+        for session in list(self._rooms.sessions.values()):
             self._rooms.poll(session)
         self._rooms.check_deadlines(self._clock())
         self._rooms.probe_draining(self._clock())

@@ -26,11 +26,11 @@ class Faults:
 
     | state | by |
     |---|---|
-    | PrefillState.BOOTSTRAPPING | P `gate("admit")`, before the request |
-    | SenderState.AWAITING_DESTINATION | D `hold("reserve")`; prefill computes ahead, if not also held |
+    | SenderState.AWAITING_DESTINATION | D `hold("reserve")`; prefill computes ahead meanwhile |
+    | PrefillState.BOOTSTRAPPING | the same, and P `gate("admit")` or `--max-optimistic-fraction 0` |
     | PrefillState.WAITING, SenderState.READY | P `gate("admit")`, once decode has reserved |
     | PrefillState.FORWARDING | P `gate("compute", skip=n)`: after n steps of chunks |
-    | SenderState.SENDING | P `stall(), gate_rule("compute", skip=1)` with `inject`, prompt over a chunk |
+    | SenderState.SENDING | P `gate("compute", skip=1)`, prompt over a chunk; `stall()` for writes in flight |
     | PrefillState.TRANSFERRING, SenderState.FINISHING | P `stall()` |
     | SenderState.CONFIRMING | D `hold("verified")`, with `--enable-kv-checksum` |
     | SenderState.DRAINING | P `stall()`, then abort |
