@@ -97,7 +97,7 @@ class PrefillSender:
                 self._rooms.lose_peer(news.target, f"decode worker: {news.reason}", "peer_lost")
             else:
                 self._dispatch(news)
-        for session in list(self._rooms.sessions.values()):
+        for session in self._rooms.to_poll():
             self._rooms.poll(session)
         self._rooms.check_deadlines(self._clock())
         self._rooms.probe_draining(self._clock())
@@ -145,6 +145,7 @@ class PrefillSender:
         if aux.room != room:
             raise TransferError(f"the aux block is stamped with room {aux.room}, not {room}")
         session.aux = aux
+        session.finished_at = self._clock()
         if session.reservation is not None:
             session.move(SenderState.FINISHING)
             self._rooms.poll(session)

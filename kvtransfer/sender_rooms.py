@@ -129,6 +129,10 @@ class SenderRooms:
         if session.state is SenderState.READY:
             session.move(SenderState.SENDING)
 
+    def to_poll(self) -> list[SenderSession]:
+        """Those for which `poll` may find news: not the many that wait for a destination or for compute."""
+        return [s for s in self.sessions.values() if s.writes or s.state is SenderState.FINISHING]
+
     def poll(self, session: SenderSession) -> None:
         for write in session.writes:
             self._backend.poll(write)
@@ -167,6 +171,7 @@ class SenderRooms:
         except wire.WireError as error:
             self.fail(session, str(error), 500, "protocol")
             return
+        self._stats.handover_seconds.observe(self._clock() - session.finished_at)
         if session.wants_checksums:
             session.move(SenderState.CONFIRMING)
             session.deadline = self._clock() + self._settings.transfer_timeout

@@ -36,6 +36,8 @@ class SenderSession(Machine[SenderState]):
         self.checksums: dict[int, bytes] = {}
         """By destination page, where the reservation asks for them."""
         self.aux: AuxBlock | None = None
+        self.finished_at = 0.0
+        """When it was set: the last page was computed."""
         self.clean = True
         """No write ended in error."""
 

@@ -52,6 +52,10 @@ class TransferStats:
         self.rooms_done = counter("rooms_done", "Rooms whose every page arrived.").labels(backend)
         self.post_seconds = histogram("post_seconds", "Seconds the scheduler spent posting one write.")
         self.write_seconds = histogram("write_seconds", "Seconds from posting a write until it was final.")
+        self.handover_seconds = histogram(
+            "handover_seconds",
+            "Seconds from a prompt's last page being computed until decode was told that all are there.",
+        )
         self.bandwidth = histogram(
             "write_bytes_per_second",
             "Bytes of a write by the seconds from posting it until it was done.",

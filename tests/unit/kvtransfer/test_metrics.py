@@ -26,6 +26,7 @@ MOVED_BY = {
     "post_seconds": {"prefill"},
     "write_seconds": {"prefill"},
     "write_bytes_per_second": {"prefill"},
+    "handover_seconds": {"prefill"},
     "pages_received": {"decode"},
     "bytes_received": {"decode"},
     "handshake_seconds": {"decode"},
@@ -113,6 +114,7 @@ def test_a_room_that_passes_counts_what_moved(watched: Watched) -> None:
     watched.pair.run_until(lambda: bool(of(decode, Received, room)) and bool(of(prefill, Sent, room)))
     values = {"writes_total": 1, "pages_total": 3, "bytes_total": 192, "descriptors_total": 2}
     values |= {"post_seconds_count": 1, "write_seconds_count": 1, "write_bytes_per_second_count": 1}
+    values |= {"handover_seconds_count": 1}
     assert {name: prefill.metric(name) for name in values} == values
     received = {"pages_received_total": 3, "bytes_received_total": 192, "handshake_seconds_count": 1}
     assert {name: decode.metric(name) for name in received} == received
