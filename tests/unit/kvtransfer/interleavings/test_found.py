@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 
@@ -11,7 +13,7 @@ from diptych.kvtransfer.receiver import DecodeReceiver
 from diptych.kvtransfer.sender import PrefillSender
 from diptych.kvtransfer.states import ReceiverState, SenderState
 
-from .network import Connection
+from .network import Delivery
 from .settle import check_that_every_pair_works, heal, run_to_rest
 from .workers import DecodeUse, DecodeWorker, PrefillUse, PrefillWorker
 from .world import FINGERPRINT, HEARTBEAT, World
@@ -33,21 +35,11 @@ def decode(world: World) -> DecodeWorker:
     return world.decodes()[0]
 
 
-def turn(world: World, times: int = 3) -> None:
-    """Messages arrive, look-ups end, loops turn; writes hang."""
+def turn(world: World, times: int = 3, *, without: Callable[[Delivery], bool] = lambda _: False) -> None:
+    """Messages arrive, but for some; look-ups end, loops turn; writes hang."""
     for _ in range(times):
         for delivery in world.network.deliverable():
-            world.network.deliver(delivery)
-        for process in world.running:
-            while process.pool.work:
-                process.pool.run(0)
-            world.step(process)
-
-
-def turn_without(world: World, held_back: Connection) -> None:
-    for _ in range(3):
-        for delivery in world.network.deliverable():
-            if delivery.connection is not held_back:
+            if not without(delivery):
                 world.network.deliver(delivery)
         for process in world.running:
             while process.pool.work:
@@ -169,7 +161,7 @@ def test_abort_of_an_earlier_use_of_a_room_spares_the_reservation_of_a_later_one
     world.cut(link, keeps=True, noticed=True)
     world.step(world.processes["d0"])
     world.open_at_decode(decode(world), 1, 4, "p0")
-    turn_without(world, link)
+    turn(world, without=lambda delivery: delivery.connection is link)
     decode(world).reserve(decode(world).uses[1], 0)
     newer = [d for d in world.network.deliverable() if d.connection is not link]
     for delivery in newer:
@@ -215,12 +207,38 @@ def test_reservation_that_comes_after_its_abort_is_not_honoured_ever(world: Worl
     decode(world).reserve(decode(world).uses[1], 0)
     [stale] = [c for c in world.network.connections if c.owner.instance_id.startswith("d0")]
     world.cut(stale, keeps=True, noticed=True)
-    turn_without(world, stale)
+    turn(world, without=lambda delivery: delivery.connection is stale)
     world.advance(4 * HEARTBEAT)
-    turn_without(world, stale)
+    turn(world, without=lambda delivery: delivery.connection is stale)
     assert receiver(world).state(1) is None
     for _ in range(2):  # the first learns that decode has given the room up
         prefill(world).open(1, 4, checked=True)
         world.step(world.processes["p0"])
     turn(world)
     assert not prefill(world).uses[1].has_destination
+
+
+def test_word_that_an_earlier_use_of_a_room_has_drained_frees_nothing_of_a_later_one(world: World) -> None:
+    """Decode had asked twice, and prefill answered twice."""
+    reserved(world, 1)
+    world.compute(prefill(world), 1, 1)
+    receiver(world).abort(1, "the client left")
+    turn(world)
+    for write in list(world.fabric.in_flight):
+        world.fabric.complete(write)
+    world.step(world.processes["p0"])
+    world.advance(2 * HEARTBEAT)
+    world.step(world.processes["d0"])
+    turn(world, without=lambda delivery: delivery.is_answer)
+    assert not world.processes["d0"].worker.draining
+    [second_answer] = [d for d in world.network.deliverable() if d.is_answer]
+    prefill(world).open(1, 4, checked=True)
+    world.open_at_decode(decode(world), 1, 4, "p0")
+    turn(world, without=lambda delivery: delivery.is_answer)
+    decode(world).reserve(decode(world).uses[1], 0)
+    turn(world, without=lambda delivery: delivery.is_answer)
+    world.compute(prefill(world), 1, 1)
+    receiver(world).abort(1, "the client left")
+    world.network.deliver(second_answer)
+    world.step(world.processes["d0"])
+    assert receiver(world).state(1) is ReceiverState.DRAINING
