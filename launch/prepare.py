@@ -35,7 +35,7 @@ def prepare(
     """Find the model, bind the ports, and put what that settled on the record. Raises `StartupError` and
     `ModelError`."""
     if kind is not WorkerKind.COLOCATED and record.disaggregation_transfer_backend == "mooncake":
-        problem = why_unavailable()
+        problem = why_unavailable(record.mooncake_protocol)
         if problem is not None:
             raise StartupError(problem)
     if kind is not WorkerKind.COLOCATED and record.fault_injection_rules:

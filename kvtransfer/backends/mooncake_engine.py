@@ -58,7 +58,7 @@ class MooncakeEngine:
         """Raises `TransferError` when Mooncake can't be loaded or started, or refuses the memory."""
         # The environment before anything is loaded.
         configure(settings)
-        problem = why_unavailable()
+        problem = why_unavailable(settings.protocol)
         if problem is not None:
             raise TransferError(problem)
         from mooncake import engine
@@ -77,6 +77,9 @@ class MooncakeEngine:
         self._address = slab.data_ptr()
         if self._engine.register_memory(self._address, slab.numel() * slab.element_size()) != 0:
             raise TransferError("mooncake refused to register the KV pool")
+        self._scratch = torch.zeros(4096, dtype=torch.uint8)
+        if self._engine.register_memory(self._scratch.data_ptr(), self._scratch.numel()) != 0:
+            raise TransferError("mooncake refused to register memory")
         self.session = Session(name=f"{host}:{self._engine.get_rpc_port()}", protocol=settings.protocol)
         self.endpoint = Endpoint(
             backend="mooncake",
@@ -91,9 +94,12 @@ class MooncakeEngine:
         """Blocking, a minute when the peer is stopped; others may call meanwhile. Whether it answers."""
         return bool(self._engine.send_probe(session) == 0)
 
-    def open(self, session: str) -> bool:
-        """Learn where the peer listens. Blocking, and *every* submit waits with it: only after a probe."""
-        return self.submit(session, self._address, self._address, 0) is not None
+    def touch(self, session: str, address: int) -> int | None:
+        """Start reading one byte at the peer's `address`, to connect and see that it serves; None: refused.
+        Blocking on the first contact, and *every* submit waits with it: only after a probe."""
+        here = self._scratch.data_ptr()
+        transfer = int(self._engine.batch_transfer_async_read(session, [here], [address], [1]))
+        return None if transfer in _REFUSED else transfer
 
     def submit(self, session: str, source: int, target: int, length: int) -> int | None:
         """Start writing `length` bytes at our address `source` to the peer's `target`; None: refused."""
@@ -107,6 +113,7 @@ class MooncakeEngine:
     def close(self) -> None:
         """What is in flight is cut off."""
         self._engine.unregister_memory(self._address)
+        self._engine.unregister_memory(self._scratch.data_ptr())
         del self._engine
 
 

@@ -13,8 +13,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from diptych.kvtransfer.errors import TransferError
-
 PROTOCOLS = ("tcp", "rdma")
 
 _PACKAGES = (
@@ -58,8 +56,19 @@ def missing_packages() -> list[str]:
     return missing
 
 
-def why_unavailable() -> str | None:
-    """What to install, as a sentence, or None when Mooncake can be loaded."""
+def why_unavailable(protocol: str) -> str | None:
+    """Why Mooncake can't be used here over that protocol, as a sentence that says what to do, or None."""
+    if protocol == "rdma":
+        devices = Path("/sys/class/infiniband")
+        if not devices.is_dir() or not any(devices.iterdir()):
+            # The library would fall back to TCP without a word.
+            return "--mooncake-protocol rdma: this machine has no RDMA device"
+        if "MC_FORCE_TCP" in os.environ:
+            return "--mooncake-protocol rdma contradicts MC_FORCE_TCP in the environment"
+    if os.environ.get("MC_TCP_PROTO") == "1":
+        return (
+            "MC_TCP_PROTO=1 in the environment: without acknowledgements nobody knows when pages have arrived"
+        )
     versions = [v for v in map(_version, _PACKAGES) if v is not None]
     if not versions:
         return (
@@ -95,21 +104,10 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def configure(settings: MooncakeSettings) -> None:
-    """Set what the library reads when it is loaded and started. Raises `TransferError` for an environment or
-    a machine that contradicts the settings."""
-    if settings.protocol == "rdma":
-        devices = Path("/sys/class/infiniband")
-        if not devices.is_dir() or not any(devices.iterdir()):
-            # The library would fall back to TCP without a word.
-            raise TransferError("--mooncake-protocol rdma: this machine has no RDMA device")
-        if "MC_FORCE_TCP" in os.environ:
-            raise TransferError("--mooncake-protocol rdma contradicts MC_FORCE_TCP in the environment")
-    else:
+    """Set what the library reads when it is loaded and started."""
+    if settings.protocol == "tcp":
+        # The library would choose RDMA by itself where it finds a device.
         os.environ["MC_FORCE_TCP"] = "1"
-    if os.environ.get("MC_TCP_PROTO") == "1":
-        raise TransferError(
-            "MC_TCP_PROTO=1 in the environment: without acknowledgements nobody knows when pages have arrived"
-        )
     defaults = {
         # Without the pool each descriptor opens a socket of its own.
         "MC_TCP_ENABLE_CONNECTION_POOL": "1",

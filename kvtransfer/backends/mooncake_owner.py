@@ -21,6 +21,9 @@ from diptych.kvtransfer.backends.interface import Endpoint, PageWrite, WriteStat
 from diptych.kvtransfer.backends.mooncake_engine import MooncakeEngine, Progress
 from diptych.kvtransfer.wakeup import Wakeup
 
+_MAX_ATTEMPTS = 3
+"""To connect. When all its connections to a peer have broken, the library lets the next transfer fail at
+once, and only then connects anew."""
 _WINDOW = 16
 """Descriptors in flight to one peer. The library writes four at a time."""
 _BUSY_POLL_S = 0.0002
@@ -51,6 +54,9 @@ class _Peer:
     session: str
     base_address: int
     opened: bool = False
+    opening: int | None = None
+    """The library's id of the transfer that tries the connection."""
+    attempts: int = 0
     error: str = ""
     """Why nothing more is submitted to it."""
     waiting: deque[_Descriptor] = field(default_factory=deque)
@@ -90,13 +96,15 @@ class MooncakeOwner(threading.Thread):
         self._close()
 
     def _patience(self) -> float | None:
-        if any(peer.in_flight for peer in self._peers.values()):
+        if any(peer.in_flight or peer.opening is not None for peer in self._peers.values()):
             stalled = time.monotonic() - self._news_at > _STALLED_AFTER_S
             return _STALLED_POLL_S if stalled else _BUSY_POLL_S
         return _STALLED_POLL_S if self._abandoned else None
 
     def _drive(self) -> None:
         for peer in self._peers.values():
+            if peer.opening is not None:
+                self._look_at_opening(peer)
             # In the order they were submitted, which is about the order they end in.
             for transfer, descriptor in list(peer.in_flight.items()):
                 progress = self._engine.progress(transfer)
@@ -125,16 +133,35 @@ class MooncakeOwner(threading.Thread):
     def _probe(self, peer: _Peer) -> None:
         """In a thread of its own: a peer that is stopped just now must not hold up the others."""
         answers = self._engine.probe(peer.session)
-        self.do(lambda: self._opened(peer, answers))
+        self.do(lambda: self._probed(peer, answers))
 
-    def _opened(self, peer: _Peer, answers: bool) -> None:
+    def _probed(self, peer: _Peer, answers: bool) -> None:
         if self._stopped or not any(peer is known for known in self._peers.values()):
             return
-        if answers and self._engine.open(peer.session):
-            peer.opened = True
-            self._submit(peer)
+        if answers:
+            self._open(peer)
         else:
             self._give_up(peer, f"no connection to the peer's Mooncake engine at {peer.session}")
+
+    def _open(self, peer: _Peer) -> None:
+        peer.attempts += 1
+        peer.opening = self._engine.touch(peer.session, peer.base_address)
+        self._news_at = time.monotonic()
+        if peer.opening is None:
+            self._give_up(peer, f"the peer's Mooncake engine at {peer.session} refuses")
+
+    def _look_at_opening(self, peer: _Peer) -> None:
+        assert peer.opening is not None
+        progress = self._engine.progress(peer.opening)
+        if progress is Progress.IN_FLIGHT:
+            return
+        peer.opening = None
+        if progress is Progress.DONE:
+            peer.opened = True
+        elif peer.attempts < _MAX_ATTEMPTS:
+            self._open(peer)
+        else:
+            self._give_up(peer, f"no transfer to the peer's Mooncake engine at {peer.session} succeeds")
 
     def post(self, write: PageWrite, runs: list[tuple[int, int, int]]) -> None:
         job = _Job(write, len(runs))
@@ -191,6 +218,8 @@ class MooncakeOwner(threading.Thread):
             return
         self._give_up(peer, "the peer was disconnected")
         self._abandoned += peer.in_flight
+        if peer.opening is not None:
+            self._abandoned.append(peer.opening)
         for descriptor in peer.in_flight.values():
             self._end(descriptor, "the peer was disconnected")
 

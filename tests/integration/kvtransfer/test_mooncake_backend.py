@@ -73,9 +73,10 @@ def test_writes_beyond_the_peers_memory_fail_and_harm_nobody_else(sides: tuple[S
     here, there = sides
     endpoint = there.backend.endpoint()
     here.backend.connect("good", endpoint)
-    liar = msgspec.structs.replace(endpoint, base_address=endpoint.base_address + (1 << 40))
+    liar = msgspec.structs.replace(endpoint, num_pages=2 * NUM_PAGES)
     here.backend.connect("liar", liar)
-    writes = [here.backend.post_write("liar", list(range(0, 200, 2)), list(range(100))) for _ in range(3)]
+    src, dst = list(range(0, 200, 2)), list(range(NUM_PAGES + 10, NUM_PAGES + 110))
+    writes = [here.backend.post_write("liar", src, dst) for _ in range(3)]
     good = here.backend.post_write("good", [1, 2, 3], [11, 12, 13])
     for write in writes:
         assert here.wait(write) is WriteState.FAILED
@@ -88,6 +89,16 @@ def test_writes_beyond_the_peers_memory_fail_and_harm_nobody_else(sides: tuple[S
         here.backend.post_write("liar", [1], [1])
     here.backend.connect("liar", endpoint)
     assert here.wait(here.backend.post_write("liar", [1], [1])) is WriteState.DONE
+
+
+def test_memory_that_is_not_the_peers_is_found_out_when_connecting(sides: tuple[Side, Side]) -> None:
+    here, there = sides
+    endpoint = there.backend.endpoint()
+    elsewhere = msgspec.structs.replace(endpoint, base_address=endpoint.base_address + (1 << 40))
+    here.backend.connect("elsewhere", elsewhere)
+    write = here.backend.post_write("elsewhere", [1], [1])
+    assert here.wait(write) is WriteState.FAILED
+    assert "no transfer to the peer's Mooncake engine" in write.error
 
 
 def test_a_peer_that_nobody_answers_for_fails_its_writes(sides: tuple[Side, Side]) -> None:

@@ -63,14 +63,14 @@ def test_killed_prefill_fails_its_rooms_only_and_a_restart_on_its_ports_serves(
     assert failed_since(decode, 4, at)["drained"] is True
     decode.wait("Drained", 3)
     assert not decode.saw("Failed", 2)
+    other.do("send", room=2, src_pages=[1, 2], first_page_index=0)
+    other.do("finish", room=2, tokens=32)
+    decode.wait("Received", 2)
 
     again = workers.start("prefill", **transport, port=control, bootstrap=bootstrap)
     again.do("fill", pages=list(range(64)), seed=2)
     transfer(again, decode, 5, [8, 9, 1], [11, 12, 13])
     assert_pages_equal(again, decode, [8, 9, 1], [11, 12, 13])
-    other.do("send", room=2, src_pages=[1, 2], first_page_index=0)
-    other.do("finish", room=2, tokens=32)
-    decode.wait("Received", 2)
     for worker in (again, decode, other):
         assert worker.stop() == 0
 

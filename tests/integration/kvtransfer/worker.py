@@ -78,6 +78,8 @@ class Worker:
             page_bytes=PAGE_BYTES,
             agent=identity.instance_id,
             ucx_tls=options.get("ucx_tls"),
+            # The machine's other interfaces may go away while tests run.
+            loopback=host == "127.0.0.1",
             mooncake=MooncakeSettings(host=host, stall_timeout=4 * settings.heartbeat_interval),
         )
         stats = TransferStats(self.registry, backend=backend.name)
