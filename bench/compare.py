@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ import msgspec
 
 from diptych.bench.baseline import BaselineJob, BaselineResult, run_baseline_process
 from diptych.bench.client import Target
-from diptych.bench.servers import ServerFailed, free_port, running_server
+from diptych.bench.servers import ServerFailed, free_port, running_server, server_command
 from diptych.bench.serving import Load, run_load
 from diptych.bench.stats import Distribution, Summary
 from diptych.bench.table import milliseconds, rate, ratio, table
@@ -132,15 +131,6 @@ def packaged_gguf() -> str | None:
         return None
     found = sorted(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
     return str(found[0]) if found else None
-
-
-def server_command(name: str, model: str, port: int, flags: Sequence[str]) -> list[str]:
-    """The script beside this interpreter, or on PATH."""
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        raise FileNotFoundError(f"{name} is neither beside {sys.executable} nor on PATH")
-    return [found, "--model-path", model, "--port", str(port), *flags]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

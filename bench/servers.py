@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -28,6 +29,15 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def server_command(name: str, model: str, port: int, flags: Sequence[str]) -> list[str]:
+    """The script beside this interpreter, or on PATH."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise FileNotFoundError(f"{name} is neither beside {sys.executable} nor on PATH")
+    return [found, "--model-path", model, "--port", str(port), *flags]
 
 
 @contextlib.contextmanager

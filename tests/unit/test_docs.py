@@ -73,7 +73,7 @@ def known_flags() -> set[str]:
         flags.add(leaf.flag)
         if leaf.kind is bool:
             flags.add("--no-" + leaf.flag.removeprefix("--"))
-    for program in ("serving", "compare"):
+    for program in ("serving", "compare", "transfer"):
         flags |= set(re.findall(r'"(--[a-z-]+)"', (ROOT / "bench" / f"{program}.py").read_text()))
     return flags
 

@@ -26,6 +26,9 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "bench": set(),
     # Measures what reading a setting costs; all else in bench/ knows servers by their HTTP API alone.
     "bench.config_reads": {"common_config"},
+    # One process of the path that pages take, without a model; and the library alone with the same settings.
+    "bench.transfer_worker": {"kvtransfer", "engine.kv_layout", "engine.slab"},
+    "bench.transfer_raw": {"kvtransfer.backends"},
 }
 """Folder, or one module of it, → what it may import of ours: folders, or single modules. Its own folder goes
 without saying."""
@@ -86,6 +89,7 @@ def test_imports_point_up_the_table_only() -> None:
         ("common_config.x", "if TYPE_CHECKING:\n    import diptych.launch.local"),
         ("prefill.x", "from diptych.decode.scheduler import DecodeScheduler"),
         ("bench.x", "from diptych.common_config import Program"),
+        ("bench.transfer", "from diptych.kvtransfer.sender import PrefillSender"),
     ],
 )
 def test_a_planted_import_is_found(module: str, text: str) -> None:

@@ -8,8 +8,7 @@ import sys
 import psutil
 import pytest
 
-from diptych.bench.compare import server_command
-from diptych.bench.servers import ServerFailed, running_server
+from diptych.bench.servers import ServerFailed, running_server, server_command
 
 READY = "print('loading', flush=True); print('ready: http://x (pid %d)' % os.getpid(), flush=True)"
 FOREVER = "import signal; signal.pause()"
