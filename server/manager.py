@@ -71,6 +71,10 @@ class RunningRequest:
         self._news.set()
 
     @property
+    def has_output(self) -> bool:
+        return any(sample.first_token is not None for sample in self.samples)
+
+    @property
     def ended(self) -> bool:
         return self._open == 0 and not self._dirty
 
@@ -273,10 +277,12 @@ class TokenizerManager:
         request.notice(sample)
 
     def scheduler_died(self, message: str) -> None:
-        """Fail every request with a 503 and refuse new ones."""
+        """Fail every request, with a 503 where no output came, and refuse new ones."""
         self.dead = Unavailable(message)
+        # What has produced output must not be run again, which is what a 503 invites to.
+        has_run = ApiError(message, code="engine_error")
         for request in self._requests:
-            request.fail(self.dead)
+            request.fail(has_run if request.has_output else self.dead)
         for call in self._calls.values():
             if not call.done():
                 call.set_exception(self.dead)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from support.client import Client
 from support.faults import Faults
@@ -58,15 +59,13 @@ class Cluster:
     ) -> None:
         """`launch_prefill`, `launch_decode`: what starts these two, when they run elsewhere."""
         common = ("--model-path", model, "--port", "0", *flags)
-        prefill = launch_prefill(
-            "launch-prefill",
-            *common,
-            "--disaggregation-bootstrap-port",
-            "0",
-            *prefill_flags,
-            environment=environment,
-        )
-        decode = launch_decode("launch-decode", *common, *decode_flags, environment=environment)
+        prefill_flags = (*common, "--disaggregation-bootstrap-port", "0", *prefill_flags)
+        decode_flags = (*common, *decode_flags)
+        self._launch = {
+            "prefill": partial(launch_prefill, "launch-prefill", *prefill_flags, environment=environment),
+            "decode": partial(launch_decode, "launch-decode", *decode_flags, environment=environment),
+        }
+        prefill, decode = self._launch["prefill"](), self._launch["decode"]()
         self._launched = [prefill, decode]
         try:
             self.prefill = Worker(prefill.ready())
@@ -99,6 +98,19 @@ class Cluster:
         self.wait_until_idle()
         for worker in self.workers:
             worker.client.ok("/flush_cache", {})
+
+    def launch_again(self, role: str) -> None:
+        """In place of a worker that has ended, with the same flags and on the same ports; `role` is `prefill`
+        or `decode`. Doesn't wait until it is ready."""
+        worker = {"prefill": self.prefill, "decode": self.decode}[role]
+        old = worker.launched
+        ports = ["--port", old.url.rpartition(":")[2]]
+        if role == "prefill":
+            ports += ["--disaggregation-bootstrap-port", old.bootstrap_port]
+        # Of a flag that is given twice the last counts.
+        worker.launched = self._launch[role](*ports)
+        worker.faults.rules = []
+        self._launched.append(worker.launched)
 
     def close(self) -> None:
         try:
