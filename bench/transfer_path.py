@@ -21,10 +21,7 @@ BYTES_A_CALL = 64 << 20
 """How many transfers one call makes: enough that the figure is a median of many, not so many that it takes
 long."""
 MOST_A_CALL = 20
-IN_FLOW = 8
 WARM_UP = 50
-FLOW = 5
-"""Times as many rooms as one at a time: what a flow's start and end take should not count for much."""
 
 
 class BadTransfer(Exception):
@@ -32,14 +29,14 @@ class BadTransfer(Exception):
 
 
 class Figures(msgspec.Struct, kw_only=True):
-    """One backend, one size, one way of lying in the pools. Seconds are medians."""
+    """One backend, pages in one transfer, and how they lie in the pools. Seconds are medians."""
 
     backend: str
     pages: int
-    layout: str
-    """`contiguous`: one run on both sides; `scattered`: drawn at random on both sides."""
+    run: int
+    """Pages in a row on both sides; where in the pools such runs lie is random."""
     runs: int
-    """Contiguous on both sides."""
+    """Contiguous on both sides: `pages / run`, or less where two meet by chance."""
     descriptors: int
     """The most that one transfer took."""
     transfers: int
@@ -48,8 +45,6 @@ class Figures(msgspec.Struct, kw_only=True):
     """Decode: from calling `reserve` until `Received`, the control round trip included."""
     send_to_received: float
     """From calling `send` at prefill until `Received` at decode: pages to pages, and the news of it."""
-    in_flow: float
-    """The same, of one room among IN_FLOW at a time: the time of many rooms by their number."""
     write: float
     """From posting until prefill's backend knows that the bytes are there: pages to pages."""
     raw: float
@@ -61,12 +56,20 @@ class Figures(msgspec.Struct, kw_only=True):
         return self.pages * PAGE_BYTES / seconds / 1e9
 
 
-def pages_of(layout: str, count: int, pool: int, seed: int) -> tuple[list[int], list[int]]:
-    """Source and destination pages of one transfer."""
-    if layout == "contiguous":
-        return list(range(count)), list(range(pool - count, pool))
-    source = random.Random(f"pages {count} {seed}")
-    return source.sample(range(pool), count), source.sample(range(pool), count)
+def pages_of(count: int, run: int, pool: int) -> tuple[list[int], list[int]]:
+    """Source and destination pages of one transfer: `count / run` runs, each somewhere in a pool."""
+    source = random.Random(f"{count} pages in runs of {run}")
+
+    def scatter() -> list[int]:
+        slots = source.sample(range(pool // run), count // run)
+        return [slot * run + page for slot in slots for page in range(run)]
+
+    return scatter(), scatter()
+
+
+def shapes(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """(pages, run): each size in one piece, and in runs of the smaller ones."""
+    return [(pages, run) for pages in sizes for run in reversed(sizes) if pages % run == 0]
 
 
 def count_runs(src: Sequence[int], dst: Sequence[int]) -> int:
@@ -89,12 +92,12 @@ class _Pair:
         for salt, side in enumerate((prefill, decode)):
             side.ask("stamp", salt=salt)
 
-    def path(self, src: list[int], dst: list[int], repeats: int, at_once: int = 1) -> dict[str, list[float]]:
-        """Move the pages `repeats` times, a room each, so many rooms at once."""
+    def path(self, src: list[int], dst: list[int], repeats: int) -> dict[str, list[float]]:
+        """Move the pages `repeats` times, one room after the other."""
         rooms = list(itertools.islice(self._rooms, repeats))
         self._prefill.ask("send", rooms=rooms, pages=src)
         decode: dict[str, list[float]] = self._decode.ask(
-            "receive", rooms=rooms, pages=dst, bootstrap=self._bootstrap, at_once=at_once
+            "receive", rooms=rooms, pages=dst, bootstrap=self._bootstrap
         )
         prefill: dict[str, list[float]] = self._prefill.answer()
         return prefill | decode
@@ -117,41 +120,43 @@ class _Pair:
         return seconds[1:]
 
 
-def measure(backend: str, sizes: Sequence[int], rounds: int, seed: int = 0) -> Iterator[Figures]:
+def measure(backend: str, sizes: Sequence[int], rounds: int) -> Iterator[Figures]:
     """All four are measured in turn, `rounds` times, so that what else the machine does hits all alike.
     Raises `BadTransfer` and `ProcessFailed`."""
     pool = max(sizes)
     options = msgspec.json.encode({"backend": backend, "num_pages": pool}).decode()
-    raw = ("diptych.bench.transfer_raw", ("target", "source"), backend, str(pool * PAGE_BYTES))
     with contextlib.ExitStack() as stack:
         prefill, decode = (
             stack.enter_context(json_process("diptych.bench.transfer_worker", role, options))
             for role in ("prefill", "decode")
         )
-        target, source = (stack.enter_context(json_process(raw[0], role, raw[2], raw[3])) for role in raw[1])
+        target, source = (
+            stack.enter_context(
+                json_process("diptych.bench.transfer_raw", role, backend, str(pool * PAGE_BYTES))
+            )
+            for role in ("target", "source")
+        )
         pair = _Pair(backend, prefill, decode, source)
         peer = target.answer()
         source.answer()
         source.ask("connect", peer=peer)
         # Lanes are wired up, code is paged in.
         source.ask("write", num_bytes=PAGE_BYTES, repeats=WARM_UP)
-        pair.path([0], [0], WARM_UP, IN_FLOW)
-        for pages, layout in itertools.product(sizes, ("contiguous", "scattered")):
-            yield _measure_one(pair, target, pages, layout, pool, rounds, seed)
+        pair.path([0], [0], WARM_UP)
+        for pages, run in shapes(sizes):
+            yield _measure_one(pair, target, pages, run, pool, rounds)
 
 
-def _measure_one(
-    pair: _Pair, target: JsonProcess, pages: int, layout: str, pool: int, rounds: int, seed: int
-) -> Figures:
-    src, dst = pages_of(layout, pages, pool, seed)
+def _measure_one(pair: _Pair, target: JsonProcess, pages: int, run: int, pool: int, rounds: int) -> Figures:
+    src, dst = pages_of(pages, run, pool)
     runs = count_runs(src, dst)
     num_bytes = pages * PAGE_BYTES
     repeats = max(1, min(MOST_A_CALL, BYTES_A_CALL // num_bytes))
     pair.forget()
     descriptors = max(pair.path(src, dst, 2)["descriptors"])
     if not pair.arrived(src, dst):
-        raise BadTransfer(f"{pair.backend}: {pages} {layout} pages arrived wrong")
-    ours: dict[str, list[float]] = {"reserved": [], "sent": [], "write": [], "flow": []}
+        raise BadTransfer(f"{pair.backend}: {pages} pages in runs of {run} arrived wrong")
+    ours: dict[str, list[float]] = {"reserved": [], "sent": [], "write": []}
     raw: dict[bool, list[float]] = {False: [], True: []}
     memcpy: list[float] = []
     for _ in range(rounds):
@@ -160,8 +165,6 @@ def _measure_one(
         ours["reserved"] += _between(times["reserved_at"], times["received_at"])
         ours["sent"] += _between(times["sent_at"], times["received_at"])
         ours["write"] += times["write_seconds"]
-        flow = pair.path(src, dst, FLOW * repeats, IN_FLOW)
-        ours["flow"].append((max(flow["received_at"]) - min(flow["reserved_at"])) / (FLOW * repeats))
         for drive, seconds in raw.items():
             seconds += pair.raw(target, drive, num_bytes, repeats)
         memcpy += pair.memcpy(num_bytes, repeats)
@@ -170,13 +173,12 @@ def _measure_one(
     return Figures(
         backend=pair.backend,
         pages=pages,
-        layout=layout,
+        run=run,
         runs=runs,
         descriptors=int(descriptors),
         transfers=len(memcpy),
         reserve_to_received=median(ours["reserved"]),
         send_to_received=median(ours["sent"]),
-        in_flow=median(ours["flow"]),
         write=median(ours["write"]),
         raw=min(median(seconds) for seconds in raw.values()),
         memcpy=median(memcpy),
@@ -191,12 +193,12 @@ def path_table(figures: Sequence[Figures]) -> str:
     """GB/s, then ratios."""
 
     def times(f: Figures) -> tuple[float, ...]:
-        return f.reserve_to_received, f.send_to_received, f.in_flow, f.write
+        return f.reserve_to_received, f.send_to_received, f.write
 
-    ours = ["reserve→received", "send→received", "in flow", "write"]
+    ours = ["reserve→received", "send→received", "write"]
     rates = [
         [
-            f"{f.backend}, {f.pages} {f.layout}",
+            f"{f.backend}, {f.pages} in runs of {f.run}",
             f"{f.descriptors} / {f.runs}",
             *(f"{f.rate(seconds):.2f}" for seconds in (*times(f), f.raw, f.memcpy)),
         ]
@@ -204,15 +206,15 @@ def path_table(figures: Sequence[Figures]) -> str:
     ]
     ratios = [
         [
-            f"{f.backend}, {f.pages} {f.layout}",
+            f"{f.backend}, {f.pages} in runs of {f.run}",
             *(ratio(f.raw / seconds) for seconds in times(f)),
-            ratio(f.memcpy / f.in_flow),
+            ratio(f.memcpy / f.send_to_received),
         ]
         for f in figures
     ]
     return "\n\n".join(
         (
             table(["GB/s of pages", "descriptors / runs", *ours, "raw", "memcpy"], rates),
-            table(["beside raw", *ours, "in flow / memcpy"], ratios),
+            table(["beside raw", *ours, "send→received / memcpy"], ratios),
         )
     )

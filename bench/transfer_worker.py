@@ -177,14 +177,13 @@ class PrefillSide(Side):
 
 
 class DecodeSide(Side):
-    """Reserves pages for rooms, at most so many of them at a time as it is told."""
+    """Reserves pages for one room after the other."""
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         self._receiver = DecodeReceiver(self.parts)
         self._bootstrap = 0
         self._pages: list[int] = []
-        self._unopened: list[int] = []
         self._reserved_at: list[float] = []
         self._received_at: list[float] = []
         say({})
@@ -197,12 +196,7 @@ class DecodeSide(Side):
         assert op == "receive", op
         self.rooms, self._pages, self._bootstrap = call["rooms"], call["pages"], call["bootstrap"]
         self._reserved_at, self._received_at = [], []
-        self._unopened = self.rooms[::-1]
-        for _ in range(min(call["at_once"], len(self.rooms))):
-            self._open()
-
-    def _open(self) -> None:
-        self._receiver.open(self._unopened.pop(), HOST, self._bootstrap)
+        self._receiver.open(self.rooms[0], HOST, self._bootstrap)
 
     def note(self, event: TransferEvent) -> None:
         match event:
@@ -212,8 +206,8 @@ class DecodeSide(Side):
             case Received(room=room):
                 self._received_at.append(time.monotonic())
                 self.rooms.remove(room)
-                if self._unopened:
-                    self._open()
+                if self.rooms:
+                    self._receiver.open(self.rooms[0], HOST, self._bootstrap)
 
     def result(self) -> object:
         return {"reserved_at": self._reserved_at, "received_at": self._received_at}
