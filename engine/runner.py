@@ -97,6 +97,12 @@ class ModelRunner:
             return torch.empty((0, self.model.config.vocab_size), dtype=torch.float32, device=self._device)
         return self.model.logits(hidden)
 
+    def wait_for_kv(self) -> None:
+        """Return when the pages of the last step hold their KV. Kernels of a GPU run behind the caller's back,
+        and a transfer library reads memory without asking the stream."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+
     @torch.inference_mode()
     def decode(self, requests: Sequence[Request]) -> torch.Tensor:
         """Compute the newest token of each request; returns float32 logits [B, vocab]."""

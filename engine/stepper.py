@@ -19,7 +19,8 @@ class Stepper:
         self._sampler = Sampler(runner.model.config.vocab_size, runner.pool.slab.device)
 
     def prefill(self, chunks: list[Chunk]) -> list[SampledToken | None]:
-        """Compute chunks; the first output token of each chunk that completes its prompt, in order.
+        """Compute chunks; the first output token of each chunk that completes its prompt, in order. The pages
+        of all chunks are in memory when this returns: they may leave.
 
         None for a request that wants no token (`max_new_tokens` 0).
         """
@@ -31,6 +32,7 @@ class Stepper:
             self._sampler.sample(logits[rows], [completing[i].state for i in rows]) if rows else ()
         )
         tokens = [next(sampled) if r.params.max_new_tokens > 0 else None for r in completing]
+        self._runner.wait_for_kv()
         self._metrics.prefill_tokens.inc(sum(chunk.length for chunk in chunks))
         self._metrics.prefill_seconds.inc(time.perf_counter() - started)
         return tokens
