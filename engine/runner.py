@@ -98,8 +98,8 @@ class ModelRunner:
         return self.model.logits(hidden)
 
     def wait_for_kv(self) -> None:
-        """Return when the pages of the last step hold their KV. Kernels of a GPU run behind the caller's back,
-        and a transfer library reads memory without asking the stream."""
+        """Return when the pages of the last step hold their KV. Kernels of a GPU run behind the caller's
+        back, and a transfer library reads memory without asking the stream."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
 
