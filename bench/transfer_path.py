@@ -151,7 +151,7 @@ def _measure_one(pair: _Pair, target: JsonProcess, pages: int, run: int, pool: i
     src, dst = pages_of(pages, run, pool)
     runs = count_runs(src, dst)
     num_bytes = pages * PAGE_BYTES
-    repeats = max(1, min(MOST_A_CALL, BYTES_A_CALL // num_bytes))
+    repeats = max(2, min(MOST_A_CALL, BYTES_A_CALL // num_bytes))
     pair.forget()
     descriptors = max(pair.path(src, dst, 2)["descriptors"])
     if not pair.arrived(src, dst):

@@ -12,6 +12,7 @@ import base64
 import ctypes
 import json
 import mmap
+import os
 import select
 import sys
 import time
@@ -115,6 +116,8 @@ class Mooncake(Library):
 
     def __init__(self, num_bytes: int) -> None:
         super().__init__(num_bytes)
+        # While it starts it logs an error although all is well.
+        os.environ.setdefault("GLOG_minloglevel", "3")
         configure(MooncakeSettings(host=HOST))
         from mooncake.engine import TransferEngine
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import sys
 import threading
 import time
@@ -275,6 +276,8 @@ def serve(side: Side) -> None:
 
 
 def main() -> int:
+    # One of the two ends first, and the other would say that it is lost.
+    logging.basicConfig(level=logging.ERROR)
     role, options = sys.argv[1], msgspec.json.decode(sys.argv[2], type=Options)
     side: Side = PrefillSide(options) if role == "prefill" else DecodeSide(options)
     try:
