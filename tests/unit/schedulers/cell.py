@@ -145,6 +145,8 @@ class Cell:
         self.fabric = FakeFabric()
         self.sides: list[Side] = []
         self.routes: dict[tuple[str, int], Route] = {}
+        self.passed = 0.0
+        """Seconds the transfer clock is ahead of the real one: deadlines pass when a test says."""
         self.settings = TransferSettings(
             handshake_timeout=20,
             bootstrap_timeout=20,
@@ -226,6 +228,7 @@ class Cell:
             settings=self.settings,
             stats=stats,
             background=background,
+            clock=lambda: time.monotonic() + self.passed,
             lookup=RouteLookup(background, fetch=self._fetch),
             probe=DeathProbe(background),
         )
