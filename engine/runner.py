@@ -100,8 +100,8 @@ class ModelRunner:
     def wait_for_kv(self) -> None:
         """Return when the pages of the last step hold their KV. Kernels of a GPU run behind the caller's
         back, and a transfer library reads memory without asking the stream."""
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
+        if self.pool.slab.is_cuda:
+            torch.cuda.current_stream(self.pool.slab.device).synchronize()
 
     @torch.inference_mode()
     def decode(self, requests: Sequence[Request]) -> torch.Tensor:
