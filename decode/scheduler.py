@@ -183,6 +183,12 @@ class DecodeScheduler(Scheduler):
         request.cached_tokens = aux.cached_tokens
         if aux.prompt_logprobs is not None:
             request.prompt_logprobs = aux.prompt_logprobs
+        if (aux.first_token is None) != (request.params.max_new_tokens == 0):
+            # Prefill got another request under this room.
+            sent = "no first token" if aux.first_token is None else "a first token"
+            message = f"prefill sent {sent} for max_tokens {request.params.max_new_tokens}"
+            self._end(request, Finish(kind="error", message=message, status=502), DecodeState.FAILED)
+            return
         first = None if aux.first_token is None else SampledToken(aux.first_token, aux.first_logprob)
         finish = self.accept(request, first)
         if finish is not None:

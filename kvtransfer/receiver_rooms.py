@@ -29,6 +29,7 @@ class ReceiverRooms:
 
     def __init__(self, parts: TransferParts, peers: PrefillPeers) -> None:
         self._page_size = parts.fingerprint.page_size
+        self._vocab_size = parts.fingerprint.vocab_size
         self._page_bytes = parts.backend.endpoint().page_bytes
         self._checksums = parts.checksums
         self._peers = peers
@@ -81,10 +82,7 @@ class ReceiverRooms:
             self._stats.control_dropped("foreign")
             return
         if session.state is ReceiverState.RECEIVING:
-            aux = complete.aux
-            problem = session.incomplete(complete.num_pages, aux.prompt_tokens, self._page_size)
-            if aux.room != session.room:
-                problem = f"the aux block is stamped with room {aux.room}, not {session.room}"
+            problem = session.problem(complete, page_size=self._page_size, vocab_size=self._vocab_size)
             if problem is None:
                 if self._settings.checksum:
                     self._begin_verifying(session, complete)

@@ -30,11 +30,31 @@ class ReceiverSession(Machine[ReceiverState]):
         """The prefill worker of this room is that process."""
         return self.peer is not None and self.peer.instance_id == instance_id
 
-    def incomplete(self, num_pages: int, prompt_tokens: int, page_size: int) -> str | None:
-        """Why what prefill reports doesn't fit what was reserved, or None."""
-        if prompt_tokens != self.num_prompt_tokens:
-            return f"prompt tokens: {prompt_tokens} at prefill, {self.num_prompt_tokens} at decode"
-        needed = max(0, -(-prompt_tokens // page_size) - self.first_page_index)
-        if num_pages < needed:
-            return f"prefill wrote {num_pages} of {needed} pages"
-        return None
+    def problem(self, complete: wire.Complete, *, page_size: int, vocab_size: int) -> str | None:
+        """Why what prefill reports doesn't fit what was reserved, or can't be used; None when it can."""
+        aux = complete.aux
+        if aux.room != self.room:
+            return f"the aux block is stamped with room {aux.room}, not {self.room}"
+        if aux.prompt_tokens != self.num_prompt_tokens:
+            return f"prompt tokens: {aux.prompt_tokens} at prefill, {self.num_prompt_tokens} at decode"
+        needed = max(0, -(-aux.prompt_tokens // page_size) - self.first_page_index)
+        if complete.num_pages != needed:
+            return f"prefill wrote {complete.num_pages} of {needed} pages"
+        return _unusable(aux, vocab_size)
+
+
+def _unusable(aux: wire.AuxBlock, vocab_size: int) -> str | None:
+    """Numbers that no prefill worker can have meant, and that would index out of something here."""
+    if aux.first_token is not None and not 0 <= aux.first_token < vocab_size:
+        return f"first token: {aux.first_token} is not one of the vocabulary's {vocab_size}"
+    if not 0 <= aux.cached_tokens <= aux.prompt_tokens:
+        return f"cached tokens: {aux.cached_tokens} of a prompt of {aux.prompt_tokens}"
+    if aux.prompt_logprobs is not None and len(aux.prompt_logprobs) != aux.prompt_tokens:
+        return f"{len(aux.prompt_logprobs)} prompt log-probabilities of {aux.prompt_tokens} tokens"
+    for entry in (aux.first_logprob, *(aux.prompt_logprobs or ())):
+        if entry is None:
+            continue
+        ids = (entry.token_id, *(token_id for token_id, _ in entry.top))
+        if min(ids) < 0 or max(ids) >= vocab_size:
+            return f"a log-probability of a token that is not one of the vocabulary's {vocab_size}"
+    return None

@@ -78,7 +78,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     """Answer, over the connection it came by, to a message that could not be accepted."""
 
     reason: str
-    status: int = 502
+    status: Annotated[int, msgspec.Meta(ge=400, le=599)] = 502
     """HTTP status for the clients whose rooms this fails; 503 where trying again can help."""
     instance_id: str
     """Who answers; differs from the envelope's target when the addressee has been replaced."""

@@ -113,6 +113,9 @@ class TransferBackend(ABC):
 
 
 _MAX_ADDRESS = 1 << 57
+_MAX_PAGES = 1 << 24
+"""More than any machine's memory holds of the smallest pages in use. A library may take memory for each page
+that a peer claims to have."""
 
 
 def check_endpoint(endpoint: Endpoint, *, backend: str, page_bytes: int) -> None:
@@ -121,8 +124,10 @@ def check_endpoint(endpoint: Endpoint, *, backend: str, page_bytes: int) -> None
         raise TransferError(f"transfer backend: {backend} here, {endpoint.backend} at the peer")
     if endpoint.page_bytes != page_bytes:
         raise TransferError(f"page bytes: {page_bytes} here, {endpoint.page_bytes} at the peer")
+    if not 1 <= endpoint.num_pages <= _MAX_PAGES:
+        raise TransferError(f"the peer's slab of {endpoint.num_pages} pages is not one of 1 to {_MAX_PAGES}")
     end = endpoint.base_address + endpoint.num_pages * endpoint.page_bytes
-    if endpoint.num_pages < 1 or endpoint.base_address < 0 or end > _MAX_ADDRESS:
+    if endpoint.base_address < 0 or end > _MAX_ADDRESS:
         raise TransferError("the peer's slab is at an impossible address")
 
 

@@ -53,6 +53,8 @@ class _Descriptor:
 class _Peer:
     session: str
     base_address: int
+    last_address: int
+    """Of the slab's last byte."""
     opened: bool = False
     opening: int | None = None
     """The library's id of the transfer that tries the connection."""
@@ -126,7 +128,8 @@ class MooncakeOwner(threading.Thread):
         if endpoint.agent not in agents:
             agents.append(endpoint.agent)
         zeros = "0" * agents.index(endpoint.agent)
-        peer = _Peer(session=f"{host}:{zeros}{port}", base_address=endpoint.base_address)
+        last = endpoint.base_address + endpoint.num_pages * endpoint.page_bytes - 1
+        peer = _Peer(f"{host}:{zeros}{port}", endpoint.base_address, last)
         self._peers[name] = peer
         threading.Thread(target=self._probe, args=(peer,), name="mooncake-probe", daemon=True).start()
 
@@ -145,7 +148,8 @@ class MooncakeOwner(threading.Thread):
 
     def _open(self, peer: _Peer) -> None:
         peer.attempts += 1
-        peer.opening = self._engine.touch(peer.session, peer.base_address)
+        # The last byte: a slab that isn't all there is found out before anything is written to it.
+        peer.opening = self._engine.touch(peer.session, peer.last_address)
         self._news_at = time.monotonic()
         if peer.opening is None:
             self._give_up(peer, f"the peer's Mooncake engine at {peer.session} refuses")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import http.client
+import io
 import queue
+import socket
 import time
 from collections.abc import Callable
 
@@ -15,6 +17,7 @@ from diptych.kvtransfer.wakeup import BackgroundPool
 from diptych.kvtransfer.wire import PROTOCOL_VERSION
 
 _HTTP_TIMEOUT_S = 3.0
+"""For one exchange in all: a service that answers a byte now and then would hold its thread for good."""
 _RETRY_S = 0.1
 _MAX_ANSWER_BYTES = 4 << 20
 
@@ -31,19 +34,43 @@ class _Version(msgspec.Struct):
     version: int
 
 
-def _request(host: str, port: int, method: str, body: bytes | None = None) -> tuple[int, bytes]:
+def _request(host: str, port: int, method: str, body: bytes = b"") -> tuple[int, bytes]:
     """One HTTP exchange on `/route`. Raises `OSError`, `http.client.HTTPException` or `ValueError`."""
-    connection = http.client.HTTPConnection(host, port, timeout=_HTTP_TIMEOUT_S)
-    try:
-        headers = {"Content-Type": "application/json"} if body is not None else {}
-        connection.request(method, "/route", body, headers)
-        answer = connection.getresponse()
-        data = answer.read(_MAX_ANSWER_BYTES + 1)
-        if len(data) > _MAX_ANSWER_BYTES:
-            raise ValueError(f"an answer of over {_MAX_ANSWER_BYTES} bytes")
-        return answer.status, data
-    finally:
-        connection.close()
+    deadline = time.monotonic() + _HTTP_TIMEOUT_S
+    netloc = f"[{host}]" if ":" in host else host
+    head = (
+        f"{method} /route HTTP/1.1\r\nHost: {netloc}:{port}\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    with socket.create_connection((host, port), _HTTP_TIMEOUT_S) as connection:
+        connection.sendall(head.encode() + body)
+        received = bytearray()
+        while data := _receive(connection, deadline):
+            received += data
+            if len(received) > _MAX_ANSWER_BYTES:
+                raise ValueError(f"an answer of over {_MAX_ANSWER_BYTES} bytes")
+    answer = http.client.HTTPResponse(_Received(bytes(received)), method=method)  # type: ignore[arg-type]
+    answer.begin()
+    return answer.status, answer.read()
+
+
+def _receive(connection: socket.socket, deadline: float) -> bytes:
+    """Raises `TimeoutError` at the deadline."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    connection.settimeout(left)
+    return connection.recv(1 << 16)
+
+
+class _Received:
+    """A whole answer, where `HTTPResponse` expects the socket to read it from."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def makefile(self, mode: str) -> io.BytesIO:
+        return io.BytesIO(self._data)
 
 
 def _message(data: bytes) -> str:

@@ -62,6 +62,11 @@ class Launched:
         return self._process.pid
 
     @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    @property
     def output(self) -> str:
         return "\n".join(self.lines)
 
@@ -154,10 +159,15 @@ def processes_of_this_run() -> list[int]:
 
 def eventually_no_processes(seconds: float = 15.0) -> list[int]:
     """What is left of this run's processes after at most `seconds`; empty when all is well."""
+    return sorted(eventually_only(set(), seconds))
+
+
+def eventually_only(expected: set[int], seconds: float = 15.0) -> set[int]:
+    """This run's processes, once they are the expected ones, at the latest after `seconds`."""
     deadline = time.monotonic() + seconds
-    while (left := processes_of_this_run()) and time.monotonic() < deadline:
+    while (there := set(processes_of_this_run())) != expected and time.monotonic() < deadline:
         time.sleep(0.1)
-    return left
+    return there
 
 
 def cpu_seconds(pid: int) -> float:
