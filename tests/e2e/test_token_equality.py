@@ -6,6 +6,7 @@ import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from support.cluster import Cluster
@@ -14,25 +15,44 @@ from support.prompts import equality_prompts
 
 from diptych.common_config.namespaces.disagg import TRANSFER_BACKENDS
 
-OUTPUT_TOKENS = 64
 
-# Alone, every combination runs its own share of the prompts, so that each prompt runs alone at one or two
-# combinations; DIPTYCH_FULL_MATRIX=1 runs every prompt alone at every combination (some ten minutes more).
-FULL_MATRIX = os.environ.get("DIPTYCH_FULL_MATRIX") == "1"
+class Combination(NamedTuple):
+    page_size: int
+    chunk_size: int
+    backend: str
+
+    def __str__(self) -> str:
+        return f"page{self.page_size}-chunk{self.chunk_size}-{self.backend}"
+
+
 COMBINATIONS = [
-    (page, chunk, TRANSFER_BACKENDS[i % len(TRANSFER_BACKENDS)])
-    for i, (page, chunk) in enumerate(itertools.product((1, 16, 64), (16, 64, 512)))
+    Combination(page_size, chunk_size, TRANSFER_BACKENDS[i % len(TRANSFER_BACKENDS)])
+    for i, (page_size, chunk_size) in enumerate(itertools.product((1, 16, 64), (512, 64, 16)))
 ]
 """The transfer backends take turns, so that each meets every page size and every chunk size."""
 
+# Chunks, transfer and prefix cache are over when decode begins, and its first step reads all that they left.
+# So outputs are LONG at three combinations, which have every page size, chunk size and backend among them,
+# and SHORT at the others; and each prompt runs alone at one combination. DIPTYCH_FULL_MATRIX=1 runs every
+# prompt alone at every combination, and all of them LONG (some fifteen minutes more).
+FULL_MATRIX = os.environ.get("DIPTYCH_FULL_MATRIX") == "1"
+LONG, SHORT = 64, 17
+"""Tokens. 17 begin a new page of 16, wherever the prompt ended."""
+LONG_AT = {(1, 512), (16, 16), (64, 64)}
 
-@pytest.fixture(scope="module", params=COMBINATIONS, ids=lambda c: f"page{c[0]}-chunk{c[1]}-{c[2]}")
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    page_size, chunk, backend = request.param
+
+@pytest.fixture(scope="module", params=COMBINATIONS, ids=str)
+def combination(request: pytest.FixtureRequest) -> Combination:
+    combination: Combination = request.param
+    return combination
+
+
+@pytest.fixture(scope="module")
+def cluster(combination: Combination) -> Iterator[Cluster]:
     cluster = Cluster(
-        *("--dtype", "float32", "--page-size", str(page_size), "--max-total-tokens", "32768"),
-        *("--chunked-prefill-size", str(chunk), "--max-running-requests", "16"),
-        *("--disaggregation-transfer-backend", backend),
+        *("--dtype", "float32", "--max-total-tokens", "32768", "--max-running-requests", "16"),
+        *("--page-size", str(combination.page_size), "--chunked-prefill-size", str(combination.chunk_size)),
+        *("--disaggregation-transfer-backend", combination.backend),
     )
     yield cluster
     cluster.close()
@@ -43,44 +63,51 @@ def prompts(model_dir: Path) -> list[list[int]]:
     return equality_prompts(model_dir)
 
 
-def body(prompt: list[int]) -> dict[str, object]:
-    sampling = {"temperature": 0, "max_new_tokens": OUTPUT_TOKENS, "ignore_eos": True}
-    return {"input_ids": prompt, "sampling_params": sampling}
+def output_tokens(combination: Combination) -> int:
+    return LONG if FULL_MATRIX or combination[:2] in LONG_AT else SHORT
 
 
-def judge(oracle: GreedyOracle, prompts: list[list[int]], answers: list[tuple[int, dict]]) -> int:
+def bodies(prompts: list[list[int]], tokens: int) -> list[dict[str, object]]:
+    sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+    return [{"input_ids": prompt, "sampling_params": sampling} for prompt in prompts]
+
+
+def judge(
+    oracle: GreedyOracle, prompts: list[list[int]], answers: list[tuple[int, dict]], tokens: int
+) -> int:
     ties = 0
     for prompt, (status, answer) in zip(prompts, answers, strict=True):
         assert status == 200, answer
-        assert len(answer["output_ids"]) == OUTPUT_TOKENS
+        assert len(answer["output_ids"]) == tokens
         ties += oracle.near_ties(prompt, answer["output_ids"])
     return ties
 
 
 def test_sixteen_at_once_cold_then_warm(
-    cluster: Cluster, prompts: list[list[int]], oracle: GreedyOracle
+    cluster: Cluster, combination: Combination, prompts: list[list[int]], oracle: GreedyOracle
 ) -> None:
     cluster.flush()
-    bodies = [body(prompt) for prompt in prompts]
-    cold = cluster.client.post_all("/generate", bodies, stagger=0.03)
-    cold_ties = judge(oracle, prompts, cold)
+    tokens = output_tokens(combination)
+    requests = bodies(prompts, tokens)
+    cold = cluster.client.post_all("/generate", requests, stagger=0.03)
+    cold_ties = judge(oracle, prompts, cold, tokens)
     before = cluster.prefill.client.metrics()["diptych_cached_tokens_total"]
-    warm = cluster.client.post_all("/generate", bodies, stagger=0.03)
-    warm_ties = judge(oracle, prompts, warm)
+    warm = cluster.client.post_all("/generate", requests, stagger=0.03)
+    warm_ties = judge(oracle, prompts, warm, tokens)
     cached = cluster.prefill.client.metrics()["diptych_cached_tokens_total"] - before
     # Every whole page of every prompt is cached by now, save the one that holds the last token.
     page_size = cluster.prefill.client.get("/server_info")[1]["record"]["page_size"]
     assert cached == sum((len(prompt) - 1) // page_size * page_size for prompt in prompts)
     for prompt, (_, answer) in zip(prompts, warm, strict=True):
         assert answer["meta_info"]["cached_tokens"] == (len(prompt) - 1) // page_size * page_size
-    print(f"near ties: {cold_ties} cold, {warm_ties} warm of {len(prompts) * OUTPUT_TOKENS} tokens each")
+    print(f"near ties: {cold_ties} cold, {warm_ties} warm of {len(prompts) * tokens} tokens each")
 
 
 def test_alone(
-    cluster: Cluster, prompts: list[list[int]], oracle: GreedyOracle, request: pytest.FixtureRequest
+    cluster: Cluster, combination: Combination, prompts: list[list[int]], oracle: GreedyOracle
 ) -> None:
     cluster.flush()
-    share = COMBINATIONS.index(request.node.callspec.params["cluster"])
-    mine = prompts if FULL_MATRIX else prompts[share::6]
-    answers = [cluster.client.post("/generate", body(prompt)) for prompt in mine]
-    print(f"near ties: {judge(oracle, mine, answers)} of {len(mine) * OUTPUT_TOKENS} tokens")
+    mine = prompts if FULL_MATRIX else prompts[COMBINATIONS.index(combination) :: len(COMBINATIONS)]
+    tokens = output_tokens(combination)
+    answers = [cluster.client.post("/generate", body) for body in bodies(mine, tokens)]
+    print(f"near ties: {judge(oracle, mine, answers, tokens)} of {len(mine) * tokens} tokens")

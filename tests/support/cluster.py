@@ -70,7 +70,8 @@ class Cluster:
         try:
             self.prefill = Worker(prefill.ready())
             self.decode = Worker(decode.ready())
-            router = Launched(
+            self._launch_router = partial(
+                Launched,
                 "launch-router",
                 *("--prefill", prefill.url, prefill.bootstrap_port),
                 *("--decode", decode.url),
@@ -78,12 +79,10 @@ class Cluster:
                 *router_flags,
                 environment=environment,
             )
-            self._launched.append(router)
-            self.router = router.ready()
+            self.launch_router()
         except BaseException:
             self.kill()
             raise
-        self.client = Client(self.router.url)
 
     @property
     def workers(self) -> list[Worker]:
@@ -98,6 +97,13 @@ class Cluster:
         self.wait_until_idle()
         for worker in self.workers:
             worker.client.ok("/flush_cache", {})
+
+    def launch_router(self) -> None:
+        """The first one, or another, on a port of its own, for the same workers."""
+        router = self._launch_router()
+        self._launched.append(router)
+        self.router = router.ready()
+        self.client = Client(router.url)
 
     def launch_again(self, role: str) -> None:
         """In place of a worker that has ended, with the same flags and on the same ports; `role` is `prefill`

@@ -19,20 +19,25 @@ class GreedyOracle:
         from transformers import AutoModelForCausalLM
 
         self._model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
-        self._judged: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+        self._judged: dict[tuple[int, ...], list[tuple[list[int], list[bool]]]] = {}
 
     def near_ties(self, prompt: list[int], output: list[int]) -> int:
         """Number of tokens that differ from the argmax within `NEAR_TIE`; AssertionError on a real
         difference, with the position, both tokens and the margin."""
-        key = tuple(prompt), tuple(output)
-        if key not in self._judged:
-            self._judged[key] = self._judge(prompt, output)
-        return self._judged[key]
+        outputs = self._judged.setdefault(tuple(prompt), [])
+        for judged, ties in outputs:
+            # The verdict on a token needs only what comes before it: one on an output holds for its start.
+            if judged[: len(output)] == output:
+                return sum(ties[: len(output)])
+        ties = self._judge(prompt, output)
+        outputs.append((list(output), ties))
+        return sum(ties)
 
     @torch.inference_mode()
-    def _judge(self, prompt: list[int], output: list[int]) -> int:
+    def _judge(self, prompt: list[int], output: list[int]) -> list[bool]:
+        """For each token, whether it is a near tie."""
         logits = self._model(torch.tensor([prompt + output[:-1]]), logits_to_keep=len(output)).logits[0]
-        ties = 0
+        ties = []
         for i, token in enumerate(output):
             best = int(logits[i].argmax())
             if token != best:
@@ -41,7 +46,7 @@ class GreedyOracle:
                     f"prompt of {len(prompt)} tokens: output token {i} is {token}, transformers says {best} "
                     f"(margin {margin:.4f})"
                 )
-                ties += 1
+            ties.append(token != best)
         return ties
 
     @torch.inference_mode()
