@@ -117,7 +117,8 @@ def test_a_peer_that_nobody_answers_for_fails_its_writes(sides: tuple[Side, Side
     [
         ({"backend": "nixl"}, "transfer backend: mooncake here, nixl at the peer"),
         ({"page_bytes": 8192}, "page bytes: 4096 here, 8192 at the peer"),
-        ({"num_pages": 1 << 60}, "impossible address"),
+        ({"num_pages": 1 << 60}, "pages is not one of"),
+        ({"base_address": 1 << 57}, "impossible address"),
         ({"metadata": b"\xff\x00"}, "session is unreadable"),
         ({"metadata": msgspec.msgpack.encode(Session(name="host:99999", protocol="tcp"))}, "not host:port"),
         (
