@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
-from support.cluster import Cluster
+from support.client import Client
+from support.cluster import MODEL, Cluster, Worker
+from support.processes import Launched
 
 from diptych.common_config.namespaces.disagg import TRANSFER_BACKENDS
 
@@ -18,11 +21,14 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def cluster(backend: str) -> Iterator[Cluster]:
-    cluster = Cluster(
-        *("--page-size", str(PAGE_SIZE), "--max-total-tokens", "16384"),
-        *("--disaggregation-transfer-backend", backend),
-    )
+def flags(backend: str) -> tuple[str, ...]:
+    pool = ("--page-size", str(PAGE_SIZE), "--max-total-tokens", "16384")
+    return (*pool, "--disaggregation-transfer-backend", backend)
+
+
+@pytest.fixture(scope="module")
+def cluster(flags: tuple[str, ...]) -> Iterator[Cluster]:
+    cluster = Cluster(*flags)
     yield cluster
     cluster.close()
 
@@ -65,26 +71,35 @@ def test_bytes_are_pages_times_page_bytes_and_decode_never_runs_the_prompt(clust
 
 
 def test_without_overlap_all_pages_leave_together_and_the_tokens_are_the_same(
-    cluster: Cluster,
+    cluster: Cluster, flags: tuple[str, ...]
 ) -> None:
-    def tokens_and_descriptors(cluster: Cluster) -> tuple[list[int], float]:
-        cluster.flush()
-        before = cluster.prefill.client.metrics()
+    def tokens_and_descriptors(client: Client, prefill: Worker) -> tuple[list[int], float]:
+        prefill.client.ok("/flush_cache", {})
+        before = prefill.client.metrics()
         sampling = {"max_new_tokens": 8, "ignore_eos": True, "temperature": 0}
-        answer = cluster.client.ok("/generate", {"input_ids": PROMPT, "sampling_params": sampling})
+        answer = client.ok("/generate", {"input_ids": PROMPT, "sampling_params": sampling})
+        prefill.wait_until_idle()
         cluster.wait_until_idle()
-        after = cluster.prefill.client.metrics()
+        after = prefill.client.metrics()
         return answer["output_ids"], delta(before, after, "diptych_transfer_descriptors_total")
 
-    together = Cluster(
-        *("--page-size", str(PAGE_SIZE), "--max-total-tokens", "16384"),
-        prefill_flags=("--disable-overlap-transfer",),
-    )
-    try:
-        tokens, descriptors = tokens_and_descriptors(together)
-        together.close()
-    finally:
-        together.kill()
-    # All pages of a fresh pool are one run: had any left before the last chunk, there would be more than one.
+    cluster.wait_until_idle()
+    with ExitStack() as stack:
+        # Another prefill worker for the same decode worker: the flag is prefill's alone.
+        prefill = Launched(
+            *("launch-prefill", "--model-path", MODEL, "--port", "0", "--disaggregation-bootstrap-port", "0"),
+            *(*flags, "--disable-overlap-transfer"),
+        )
+        stack.callback(prefill.kill)
+        together = Worker(prefill.ready())
+        router = Launched(
+            *("launch-router", "--prefill", prefill.url, prefill.bootstrap_port),
+            *("--decode", cluster.decode.launched.url, "--port", "0"),
+        )
+        stack.callback(router.kill)
+        tokens, descriptors = tokens_and_descriptors(Client(router.ready().url), together)
+        router.stop()
+        prefill.stop()
+    # All pages of pools that nobody uses are one run: had any left before the last chunk, it would be more.
     assert descriptors == 1
-    assert tokens_and_descriptors(cluster) == (tokens, 3)
+    assert tokens_and_descriptors(cluster.client, cluster.prefill) == (tokens, 3)

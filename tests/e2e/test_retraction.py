@@ -14,7 +14,7 @@ SMALL_POOL = ("--max-total-tokens", "512", "--num-reserved-decode-tokens", "0")
 OUTPUT_TOKENS = 120
 
 
-@pytest.fixture(params=["disaggregated", "colocated"])
+@pytest.fixture(scope="module", params=["disaggregated", "colocated"])
 def served(request: pytest.FixtureRequest) -> Iterator[Cluster | Colocated]:
     started: Callable[[], Cluster | Colocated] = {
         "disaggregated": lambda: Cluster("--dtype", "float32", decode_flags=SMALL_POOL),
