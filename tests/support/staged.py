@@ -53,7 +53,7 @@ OUTPUT_TOKENS = 6
 HEARTBEAT_S = 1.0
 LOST_S = 2 * HEARTBEAT_S
 """A peer that is silent for longer is lost."""
-BOOTSTRAP_S = 12.0
+BOOTSTRAP_S = 10.0
 """Longer than it takes to build a stage on a busy machine."""
 SLACK_S = 4.0
 """For a machine whose cores are all busy."""

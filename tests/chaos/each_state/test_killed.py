@@ -12,7 +12,7 @@ What clients get, for each state of `support/staged.py` (within two heartbeats u
 | `handshaking` | 502 once it asks: nobody listens there | the same |
 
 From the worker that died: an error by its frontend if that still lives, else the connection breaks. Through
-the router: a 502 or 503 that names the worker. RETRACTED is in `test_rooms_and_pools.py`.
+the router: a 502 or 503 that names the worker. RETRACTED is in `tests/chaos/test_rooms_and_pools.py`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import aiohttp
-import pytest
 from support.answers import Answer, Clients, assert_error, wait_until
 from support.cluster import Cluster, Worker
 from support.staged import (
@@ -34,10 +33,7 @@ from support.staged import (
     Stage,
     assert_recovered,
     assert_right,
-    stage_cluster,
 )
-
-from diptych.common_config.namespaces.disagg import TRANSFER_BACKENDS
 
 BY_LINK = {"receiving", "finishing", "sending", "waiting"}
 BY_THE_ROUTER = {
@@ -48,22 +44,6 @@ BY_THE_ROUTER = {
 UNKNOWN_TO_PREFILL = {"ahead", "bootstrapping", "preallocating", "handshaking"}
 """Prefill can't know which decode worker these wait for."""
 LINK_LOST = "connection to the control port .* lost"
-
-
-@pytest.fixture(scope="module", params=TRANSFER_BACKENDS)
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    cluster = stage_cluster(request.param)
-    try:
-        yield cluster
-        cluster.close()
-    finally:
-        cluster.kill()
-
-
-@pytest.fixture
-def clients() -> Iterator[Clients]:
-    with Clients() as clients:
-        yield clients
 
 
 def kill_worker(worker: Worker) -> None:
@@ -108,10 +88,10 @@ def wait_for_it(cluster: Cluster, worker: Worker) -> None:
     wait_until(router_knows, "the router finds both workers healthy")
 
 
-def test_prefill_dies(request: pytest.FixtureRequest, cluster: Cluster, clients: Clients) -> None:
+def test_prefill_dies(backend: str, cluster: Cluster, clients: Clients) -> None:
     stage = Stage(cluster, clients)
     died = time.monotonic()
-    KILL[request.node.callspec.params["cluster"]]["prefill"](cluster.prefill)
+    KILL[backend]["prefill"](cluster.prefill)
     soon = died + LOST_S + SLACK_S
     for name in sorted(BY_LINK | {"ahead", "bootstrapping", "preallocating"}):
         assert_error(name, stage[name].decode, {502}, f"prefill worker: {LINK_LOST}", soon)
@@ -142,10 +122,10 @@ def after_prefill(stage: Stage) -> list[tuple[str, Answer]]:
     ]
 
 
-def test_decode_dies(request: pytest.FixtureRequest, cluster: Cluster, clients: Clients) -> None:
+def test_decode_dies(backend: str, cluster: Cluster, clients: Clients) -> None:
     stage = Stage(cluster, clients)
     died = time.monotonic()
-    KILL[request.node.callspec.params["cluster"]]["decode"](cluster.decode)
+    KILL[backend]["decode"](cluster.decode)
     soon = died + LOST_S + SLACK_S
     for name in sorted(BY_LINK | {"confirming"}):
         assert_error(name, stage[name].prefill, {502}, f"decode worker: {LINK_LOST}", soon)

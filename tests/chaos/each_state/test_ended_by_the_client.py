@@ -14,9 +14,7 @@ An abort is answered with status 200 and `finish_reason` abort. Requests beside 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
-import pytest
 from support.answers import Answer, Clients, wait_until
 from support.cluster import Cluster, Worker
 from support.staged import (
@@ -25,31 +23,12 @@ from support.staged import (
     Stage,
     assert_recovered,
     assert_right,
-    stage_cluster,
 )
-
-from diptych.common_config.namespaces.disagg import TRANSFER_BACKENDS
 
 BOUND = ("receiving", "finishing", "sending", "waiting")
 """Both workers know which rooms belong together."""
 TOLD_BY_DECODE = (*BOUND, "ahead", "bootstrapping", "preallocating")
 AT_ONCE_S = 1.0
-
-
-@pytest.fixture(scope="module", params=TRANSFER_BACKENDS)
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    cluster = stage_cluster(request.param)
-    try:
-        yield cluster
-        cluster.close()
-    finally:
-        cluster.kill()
-
-
-@pytest.fixture
-def clients() -> Iterator[Clients]:
-    with Clients() as clients:
-        yield clients
 
 
 def abort(worker: Worker, stage: Stage, name: str) -> None:
