@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import signal
 import socket
 import time
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -15,24 +16,48 @@ from .conftest import FAST, TRANSPORTS, Process, Workers, start_room, transfer
 HEARTBEATS_S = 2 * FAST["heartbeat_interval"]
 SLACK_S = 1.0
 """For a loaded machine to notice."""
+SRC = list(range(40))
+
+rooms = itertools.count(1)
 
 
-@pytest.fixture(params=TRANSPORTS.values(), ids=TRANSPORTS)
-def transport(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Every way that pages can take."""
-    return dict(request.param)
+class Pair:
+    """Two workers that every test leaves serving; who was killed has a successor."""
+
+    def __init__(self, workers: Workers, name: str) -> None:
+        self.workers, self.options = workers, TRANSPORTS[name]
+        self.prefill, self.decode = self.start("prefill"), self.start("decode")
+        self.prefill.do("fill", pages=list(range(64)), seed=1)
+
+    def start(self, role: str, **ports: int) -> Process:
+        return self.workers.start(role, **self.options, **ports)
+
+    @property
+    def whole(self) -> bool:
+        return self.prefill.process.poll() is None and self.decode.process.poll() is None
+
+    def assert_serves(self, src: list[int], dst: list[int]) -> None:
+        transfer(self.prefill, self.decode, next(rooms), src, dst)
+        assert_pages_equal(self.prefill, self.decode, src, dst)
 
 
-@pytest.fixture(params=["nixl", "mooncake"])
-def backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture(scope="module")
+def pair_of(shared_workers: Workers) -> Iterator[Callable[[str], Pair]]:
+    """The pair of a transport, started when first asked for."""
+    pairs: dict[str, Pair] = {}
+
+    def pair_of(name: str) -> Pair:
+        if name not in pairs or not pairs[name].whole:
+            pairs[name] = Pair(shared_workers, name)
+        return pairs[name]
+
+    yield pair_of
+    for pair in pairs.values():
+        assert (pair.prefill.stop(), pair.decode.stop()) == (0, 0)
 
 
-def start_pair(workers: Workers, **options: Any) -> tuple[Process, Process]:
-    prefill = workers.start("prefill", **options)
-    decode = workers.start("decode", **options)
-    prefill.do("fill", pages=list(range(64)), seed=1)
-    return prefill, decode
+every_transport = pytest.mark.parametrize("transport", TRANSPORTS)
+every_backend = pytest.mark.parametrize("transport", ["nixl", "mooncake"])
 
 
 def failed_since(worker: Process, room: int, at: float) -> dict[str, object]:
@@ -45,122 +70,32 @@ def assert_pages_equal(prefill: Process, decode: Process, src: list[int], dst: l
     assert decode.do("pages", pages=dst) == prefill.do("pages", pages=src)
 
 
-def test_killed_prefill_fails_its_rooms_only_and_a_restart_on_its_ports_serves(
-    workers: Workers, transport: dict[str, Any]
-) -> None:
-    prefill, decode = start_pair(workers, **transport)
-    other = workers.start("prefill", **transport)
-    transfer(prefill, decode, 1, [1, 2], [3, 4])
-    start_room(other, decode, 2, [50, 51], 32)
-    start_room(prefill, decode, 3, list(range(40)), 640)
-    decode.do("open", room=4, host="127.0.0.1", port=prefill.bootstrap)
-    decode.wait("HandshakeDone", 4)
-    prefill.do("send", room=3, src_pages=list(range(40)), first_page_index=0)
-    control, bootstrap = prefill.control_port, prefill.bootstrap
-    prefill.kill()
-    at = time.monotonic()
-    assert failed_since(decode, 3, at)["drained"] is False
-    assert failed_since(decode, 4, at)["drained"] is True
-    decode.wait("Drained", 3)
-    assert not decode.saw("Failed", 2)
-    other.do("send", room=2, src_pages=[1, 2], first_page_index=0)
-    other.do("finish", room=2, tokens=32)
-    decode.wait("Received", 2)
-
-    again = workers.start("prefill", **transport, port=control, bootstrap=bootstrap)
-    again.do("fill", pages=list(range(64)), seed=2)
-    transfer(again, decode, 5, [8, 9, 1], [11, 12, 13])
-    assert_pages_equal(again, decode, [8, 9, 1], [11, 12, 13])
-    for worker in (again, decode, other):
-        assert worker.stop() == 0
-
-
-def test_killed_decode_fails_its_rooms_at_prefill_only(workers: Workers, transport: dict[str, Any]) -> None:
-    prefill, decode = start_pair(workers, **transport)
-    other = workers.start("decode", **transport)
-    transfer(prefill, decode, 1, [1, 2], [3, 4])
-    start_room(prefill, other, 2, [50, 51], 32)
-    start_room(prefill, decode, 3, list(range(40)), 640)
-    start_room(prefill, decode, 4, [60], 16)
-    prefill.do("send", room=3, src_pages=list(range(40)), first_page_index=0)
-    control = decode.control_port
-    decode.kill()
-    at = time.monotonic()
-    for room in (3, 4):
-        event = failed_since(prefill, room, at)
-        if not event["drained"]:
-            prefill.wait("Drained", room)
-    prefill.do("send", room=2, src_pages=[5, 6], first_page_index=0)
-    prefill.do("finish", room=2, tokens=32)
-    other.wait("Received", 2)
-    assert_pages_equal(prefill, other, [5, 6], [50, 51])
-    again = workers.start("decode", **transport, port=control)
-    transfer(prefill, again, 5, [8, 9], [11, 12])
-    assert_pages_equal(prefill, again, [8, 9], [11, 12])
-    assert prefill.stop() == 0
-
-
-def test_stopped_prefill_is_noticed_and_its_pages_stay_quarantined_until_it_answers(
-    workers: Workers, backend: str
-) -> None:
-    prefill, decode = start_pair(workers, backend=backend)
-    start_room(prefill, decode, 1, [1, 2], 32)
-    prefill.signal(signal.SIGSTOP)
-    at = time.monotonic()
-    failed_since(decode, 1, at)
-    time.sleep(2 * HEARTBEATS_S)  # long enough to ask and to probe: a stop proves nothing
-    assert not decode.saw("Drained", 1)
-    prefill.signal(signal.SIGCONT)
-    decode.wait("Drained", 1)
-    prefill.wait("Failed", 1)
-    transfer(prefill, decode, 2, [1, 2], [3, 4])
-    assert_pages_equal(prefill, decode, [1, 2], [3, 4])
-    assert prefill.stop() == 0
-    assert decode.stop() == 0
-
-
-@pytest.mark.parametrize("name", ["nixl-tcp", "mooncake"])  # the kernel copies into a stopped process
-def test_stopped_decode_is_noticed_and_serves_again_once_it_runs(workers: Workers, name: str) -> None:
-    prefill, decode = start_pair(workers, **TRANSPORTS[name])
-    transfer(prefill, decode, 1, [1, 2], [3, 4])
-    start_room(prefill, decode, 2, list(range(40)), 640)
-    decode.signal(signal.SIGSTOP)
-    prefill.do("send", room=2, src_pages=list(range(40)), first_page_index=0)
-    event = failed_since(prefill, 2, time.monotonic())
-    assert event["drained"] is False
-    decode.signal(signal.SIGCONT)
-    decode.wait("Failed", 2)
-    prefill.wait("Drained", 2)
-    decode.wait("Drained", 2)
-    transfer(prefill, decode, 3, [1, 2], [5, 6])
-    assert_pages_equal(prefill, decode, [1, 2], [5, 6])
-    assert prefill.stop() == 0
-    assert decode.stop() == 0
-
-
-def test_aborts_on_both_sides_before_and_during(workers: Workers, backend: str) -> None:
-    prefill, decode = start_pair(workers, backend=backend)
-    for room, aborting, other in ((1, decode, prefill), (2, prefill, decode)):
+@every_backend
+def test_aborts_on_both_sides_before_and_during(pair_of: Callable[[str], Pair], transport: str) -> None:
+    pair = pair_of(transport)
+    prefill, decode = pair.prefill, pair.decode
+    for aborting, other in ((decode, prefill), (prefill, decode)):
+        room = next(rooms)
         start_room(prefill, decode, room, [room], 16)
         aborting.do("abort", room=room, reason="enough")
         assert other.wait("Failed", room)["reason"] == "enough"
         decode.wait("Drained", room)
-    for room, aborting, other in ((3, decode, prefill), (4, prefill, decode)):
-        start_room(prefill, decode, room, list(range(40)), 640)
-        prefill.do("send", room=room, src_pages=list(range(40)), first_page_index=0)
+    for aborting, other in ((decode, prefill), (prefill, decode)):
+        room = next(rooms)
+        start_room(prefill, decode, room, SRC, 640)
+        prefill.do("send", room=room, src_pages=SRC, first_page_index=0)
         aborting.do("abort", room=room, reason="enough")
         assert other.wait("Failed", room)["reason"] == "enough"
         decode.wait("Drained", room)
-    transfer(prefill, decode, 1, [1, 2], [3, 4])
-    assert_pages_equal(prefill, decode, [1, 2], [3, 4])
+    pair.assert_serves([1, 2], [3, 4])
     assert decode.metric("quarantined_pages") == 0
     for worker in (prefill, decode):
         assert worker.do("idle") == [False, None]
-        assert worker.stop() == 0
 
 
-def test_garbage_on_the_control_and_bootstrap_ports_changes_nothing(workers: Workers) -> None:
-    prefill, decode = start_pair(workers)
+def test_garbage_on_the_control_and_bootstrap_ports_changes_nothing(pair_of: Callable[[str], Pair]) -> None:
+    pair = pair_of("nixl")
+    prefill, decode = pair.prefill, pair.decode
     for port in (prefill.control_port, decode.control_port, prefill.bootstrap):
         for junk in (b"", b"\x00" * 5000, b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"):
             with socket.create_connection(("127.0.0.1", port)) as stranger:
@@ -181,5 +116,102 @@ def test_garbage_on_the_control_and_bootstrap_ports_changes_nothing(workers: Wor
         assert answer.status == status, (method, path, answer.read())
         assert answer.read().startswith(b"{")
         connection.close()
-    transfer(prefill, decode, 1, [1, 2], [3, 4])
-    assert_pages_equal(prefill, decode, [1, 2], [3, 4])
+    pair.assert_serves([1, 2], [3, 4])
+
+
+@every_backend
+def test_stopped_prefill_is_noticed_and_its_pages_stay_quarantined_until_it_answers(
+    pair_of: Callable[[str], Pair], transport: str
+) -> None:
+    pair = pair_of(transport)
+    prefill, decode = pair.prefill, pair.decode
+    room = next(rooms)
+    start_room(prefill, decode, room, [1, 2], 32)
+    prefill.signal(signal.SIGSTOP)
+    at = time.monotonic()
+    failed_since(decode, room, at)
+    time.sleep(2 * HEARTBEATS_S)  # long enough to ask and to probe: a stop proves nothing
+    assert not decode.saw("Drained", room)
+    prefill.signal(signal.SIGCONT)
+    decode.wait("Drained", room)
+    prefill.wait("Failed", room)
+    pair.assert_serves([1, 2], [3, 4])
+
+
+@pytest.mark.parametrize("transport", ["nixl-tcp", "mooncake"])  # the kernel copies into a stopped process
+def test_stopped_decode_is_noticed_and_serves_again_once_it_runs(
+    pair_of: Callable[[str], Pair], transport: str
+) -> None:
+    pair = pair_of(transport)
+    prefill, decode = pair.prefill, pair.decode
+    pair.assert_serves([1, 2], [3, 4])
+    room = next(rooms)
+    start_room(prefill, decode, room, SRC, 640)
+    decode.signal(signal.SIGSTOP)
+    prefill.do("send", room=room, src_pages=SRC, first_page_index=0)
+    event = failed_since(prefill, room, time.monotonic())
+    assert event["drained"] is False
+    decode.signal(signal.SIGCONT)
+    decode.wait("Failed", room)
+    prefill.wait("Drained", room)
+    decode.wait("Drained", room)
+    pair.assert_serves([1, 2], [5, 6])
+
+
+@every_transport
+def test_killed_prefill_fails_its_rooms_only_and_a_restart_on_its_ports_serves(
+    pair_of: Callable[[str], Pair], transport: str
+) -> None:
+    pair = pair_of(transport)
+    prefill, decode = pair.prefill, pair.decode
+    other = pair.start("prefill")
+    pair.assert_serves([1, 2], [3, 4])
+    elsewhere, sent, agreed = (next(rooms) for _ in range(3))
+    start_room(other, decode, elsewhere, [50, 51], 32)
+    start_room(prefill, decode, sent, SRC, 640)
+    decode.do("open", room=agreed, host="127.0.0.1", port=prefill.bootstrap)
+    decode.wait("HandshakeDone", agreed)
+    prefill.do("send", room=sent, src_pages=SRC, first_page_index=0)
+    prefill.kill()
+    at = time.monotonic()
+    assert failed_since(decode, sent, at)["drained"] is False
+    assert failed_since(decode, agreed, at)["drained"] is True
+    decode.wait("Drained", sent)
+    assert not decode.saw("Failed", elsewhere)
+    other.do("send", room=elsewhere, src_pages=[1, 2], first_page_index=0)
+    other.do("finish", room=elsewhere, tokens=32)
+    decode.wait("Received", elsewhere)
+    assert other.stop() == 0
+
+    pair.prefill = pair.start("prefill", port=prefill.control_port, bootstrap=prefill.bootstrap)
+    pair.prefill.do("fill", pages=list(range(64)), seed=2)
+    pair.assert_serves([8, 9, 1], [11, 12, 13])
+
+
+@every_transport
+def test_killed_decode_fails_its_rooms_at_prefill_only(
+    pair_of: Callable[[str], Pair], transport: str
+) -> None:
+    pair = pair_of(transport)
+    prefill, decode = pair.prefill, pair.decode
+    other = pair.start("decode")
+    pair.assert_serves([1, 2], [3, 4])
+    elsewhere, sent, reserved = (next(rooms) for _ in range(3))
+    start_room(prefill, other, elsewhere, [50, 51], 32)
+    start_room(prefill, decode, sent, SRC, 640)
+    start_room(prefill, decode, reserved, [60], 16)
+    prefill.do("send", room=sent, src_pages=SRC, first_page_index=0)
+    decode.kill()
+    at = time.monotonic()
+    for room in (sent, reserved):
+        event = failed_since(prefill, room, at)
+        if not event["drained"]:
+            prefill.wait("Drained", room)
+    prefill.do("send", room=elsewhere, src_pages=[5, 6], first_page_index=0)
+    prefill.do("finish", room=elsewhere, tokens=32)
+    other.wait("Received", elsewhere)
+    assert_pages_equal(prefill, other, [5, 6], [50, 51])
+    assert other.stop() == 0
+
+    pair.decode = pair.start("decode", port=decode.control_port)
+    pair.assert_serves([8, 9], [11, 12])
