@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch._inductor.config
 from transformers import LlamaConfig, Qwen3Config
 
 from diptych.engine.models.errors import UnsupportedModelError
@@ -74,10 +75,13 @@ def compare(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> N
         torch.testing.assert_close(ours[name], logits, atol=1e-4, rtol=0)
 
 
-def test_where_nothing_compiles_one_sentence_says_so(save_reference, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_compiles_one_sentence_says_so(save_reference) -> None:
     _, directory = save_reference(LlamaConfig(**TINY))
     torch.compiler.reset()
-    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
-    monkeypatch.setattr("torch._inductor.config.fx_graph_cache", False)
-    with pytest.raises(UnsupportedModelError, match=r"--enable-torch-compile: .*"):
+    # Not pytest's `monkeypatch`, which can't put a setting of Inductor's back.
+    nothing_compiles = {"cpp.cxx": ("no-such-compiler",), "fx_graph_cache": False}
+    with (
+        torch._inductor.config.patch(nothing_compiles),
+        pytest.raises(UnsupportedModelError, match=r"--enable-torch-compile: .*"),
+    ):
         load_model(directory, dtype=torch.float32, device="cpu", torch_compile=True)
