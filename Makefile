@@ -9,7 +9,7 @@ STAMP  := $(VENV)/.installed
 # mypy needs a folder named after the package; the repository root is that package.
 TYPES  := build/types
 
-.PHONY: setup mooncake-libraries serve test lint clean
+.PHONY: setup mooncake-libraries serve test soak lint clean
 
 setup: $(STAMP)
 
@@ -36,8 +36,17 @@ mooncake-libraries:
 serve: setup
 	$(BIN)/launch-local --model-path smollm2-135m-instruct --port $(PORT)
 
+# What computes in one thread runs on both cores; what starts workers, which compute on all, runs by itself.
+BY_TWO := tests/unit tests/kernels
 test: setup
-	GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest
+	GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest -n 2 --dist loadfile $(BY_TWO)
+	GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest $(addprefix --ignore=,$(BY_TWO))
+
+# Random traffic, faults and restarts for SECONDS on each backend, or on BACKEND alone; SEED repeats one.
+SECONDS ?= 600
+soak: setup
+	PYTHONPATH=tests GOMP_SPINCOUNT=1000 $(BIN)/python -m support.soak --seconds $(SECONDS) \
+		$(if $(BACKEND),--backend $(BACKEND)) $(if $(SEED),--seed $(SEED))
 
 lint: setup
 	$(BIN)/ruff check .

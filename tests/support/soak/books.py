@@ -12,8 +12,9 @@ MORE_DESCRIPTORS = {"frontend": 200, "scheduler": 24}
 MORE_THREADS, MORE_MEGABYTES = 8, 160.0
 """What a process may hold more than at its first rest, however long it lives. A frontend has connections that
 the router keeps for the next request, one for each that ran at once."""
-DESCRIPTORS_PER_PEER, MEGABYTES_PER_PEER = 2, 4.0
-"""And for each worker of the other side that has started since: libraries remember the dead."""
+DESCRIPTORS_PER_PEER, MEGABYTES_PER_PEER = 4, 4.0
+"""And for each worker of the other side that has started since: libraries remember the dead. (Mooncake 0.3.13
+keeps the sockets by which it wrote to a peer, at most four, when that peer has ended.)"""
 
 
 def events_of(metrics: dict[str, float]) -> Counter[str]:

@@ -72,8 +72,9 @@ class Soak:
                 place.end()
             assert self._router is not None
             self._router.stop()
-        except AssertionError as error:
-            self._report.violated(str(error)[:2000])
+        except* (AssertionError, aiohttp.ClientError, OSError) as errors:
+            for error in errors.exceptions:
+                self._report.violated(f"{type(error).__name__}: {error}"[:2000])
         finally:
             self._report.seconds = time.monotonic() - began
             if self._report.violations:
@@ -116,13 +117,16 @@ class Soak:
                 self._report.count(outcome)
 
     async def _poisson(self, seconds: float, rate: float) -> list[asyncio.Task[Outcome]]:
-        """Requests arrive whether or not earlier ones are answered."""
+        """Requests arrive whether or not earlier ones are answered; `seconds` while both workers are up."""
         tasks = []
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        while seconds > 0:
             self._report.sent += 1
             tasks.append(asyncio.create_task(self._traffic.run(draw_request(self._requests))))
-            await asyncio.sleep(self._requests.expovariate(rate))
+            # While a worker starts, which takes long, all are refused: a few are enough to see that.
+            up = all(place.up for place in self._places)
+            pause = self._requests.expovariate(rate if up else 1.0)
+            seconds -= pause if up else 0.0
+            await asyncio.sleep(pause)
         return tasks
 
     async def _blow(self, blow: Blow) -> None:

@@ -76,6 +76,7 @@ class Place:
         else:
             self._flags += ["--num-reserved-decode-tokens", "0"]
         self.lives: list[Launched] = []
+        self.up = False
         self.peer_starts = 0
         """Of the other side, during this life."""
         self.events: Counter[str] = Counter()
@@ -96,7 +97,8 @@ class Place:
 
     def start(self) -> None:
         """A life begins; `ready` waits for it."""
-        self.checksum = self.side == "decode" and self._random.random() < 0.5
+        # Once on it stays on: pages may be damaged on purpose just now.
+        self.checksum |= self.side == "decode" and self._random.random() < 0.5
         extra = ["--enable-kv-checksum"] if self.checksum else []
         self.peer_starts = 0
         self.first = {}
@@ -105,6 +107,7 @@ class Place:
 
     def ready(self) -> Worker:
         self.worker = Worker(self.launched.ready())
+        self.up = True
         return self.worker
 
     def pids(self) -> list[int]:
@@ -114,6 +117,7 @@ class Place:
     def strike(self, blow: Blow) -> None:
         """Blocking for as long as it takes. Raises AssertionError when a restart isn't clean."""
         launched = self.launched
+        self.up = blow.kind == "stop"
         match blow.kind:
             case "stop":
                 scheduler = launched.scheduler_pid()
