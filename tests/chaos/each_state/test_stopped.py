@@ -100,8 +100,10 @@ def test_decode_stops(cluster: Cluster, clients: Clients) -> None:
 def test_prefill_stops_at_first_contact(cluster: Cluster, clients: Clients) -> None:
     """The two must not know each other: after a stop they don't."""
     decode = cluster.decode
+    assert_recovered(cluster)
+    seen = len(decode.launched.lines)
     with stopped(cluster.prefill):
-        wait_until(lambda: "lost: " in decode.launched.lines[-1], "decode has lost prefill")
+        decode.launched.wait_for_line("prefill worker at .* lost: ", LOST_S + SLACK_S, after=seen)
     with decode.faults:
         decode.faults.hold("hello")
         request = send_pair(cluster, clients, "first contact")
