@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.cluster import Cluster, Colocated
+from support.client import Client
+from support.cluster import MODEL, Cluster, Colocated
 
 FLAGS = ("--dtype", "float32", "--max-total-tokens", "16384", "--max-running-requests", "16")
 
@@ -58,7 +60,7 @@ def same(left: Any, right: Any, path: str = "") -> None:
         assert left.keys() - ignored == right.keys() - ignored, path
         for key in left.keys() - ignored:
             same(left[key], right[key], f"{path}.{key}")
-    elif isinstance(left, list):
+    elif isinstance(left, list | tuple):
         assert len(left) == len(right), path
         for i, (a, b) in enumerate(zip(left, right, strict=True)):
             same(a, b, f"{path}[{i}]")
@@ -68,30 +70,57 @@ def same(left: Any, right: Any, path: str = "") -> None:
         assert left == right, path
 
 
+def chat_body(case: str) -> dict[str, Any]:
+    # A seed makes the draw repeatable.
+    return {"model": MODEL, "messages": CHAT, "seed": 11, "max_tokens": 40, **CASES[case]}
+
+
+Served = Cluster | Colocated
+Pairs = dict[str, tuple[Any, Any]]
+"""By case: what the disaggregated cluster answered, and the colocated worker."""
+
+
+@pytest.fixture(scope="module")
+def both(cluster: Cluster, colocated: Colocated) -> tuple[Served, Served]:
+    """With the prompt's pages cached, which makes cached_tokens comparable."""
+    both: tuple[Served, Served] = (cluster, colocated)
+    for served in both:
+        served.client.ok("/v1/chat/completions", chat_body("one token"))
+    return both
+
+
+@pytest.fixture(scope="module")
+def chats(both: tuple[Served, Served]) -> Pairs:
+    """All cases at once: whatever company a request has, it gets the same answer."""
+    bodies = [chat_body(case) for case in CASES]
+    ours, theirs = (served.client.post_all("/v1/chat/completions", bodies) for served in both)
+    return dict(zip(CASES, zip(ours, theirs, strict=True), strict=True))
+
+
+@pytest.fixture(scope="module")
+def streamed_chats(both: tuple[Served, Served]) -> Pairs:
+    async def events(client: Client, body: dict[str, Any]) -> list[Any]:
+        async with client.stream("/v1/chat/completions", body) as stream:
+            return [event async for event in stream]
+
+    async def all_events(client: Client) -> list[list[Any]]:
+        usage = {"stream_options": {"include_usage": True}}
+        return await asyncio.gather(*(events(client, chat_body(case) | usage) for case in CASES))
+
+    ours, theirs = (asyncio.run(all_events(served.client)) for served in both)
+    return dict(zip(CASES, zip(ours, theirs, strict=True), strict=True))
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_chat(cluster: Cluster, colocated: Colocated, case: str) -> None:
-    # A seed makes the draw repeatable; a cold cache makes cached_tokens comparable.
-    cluster.flush()
-    colocated.client.ok("/flush_cache", {})
-    body = {"model": "smollm2-135m-instruct", "messages": CHAT, "seed": 11, "max_tokens": 40, **CASES[case]}
-    answer = cluster.client.ok("/v1/chat/completions", body)
-    same(answer, colocated.client.ok("/v1/chat/completions", body))
+def test_chat(chats: Pairs, case: str) -> None:
+    (status, answer), theirs = chats[case]
+    assert status == 200, answer
+    same((status, answer), theirs)
     assert answer["choices"][0]["message"]["content"] or case == "stop token"
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_streamed_chat_carries_the_same(cluster: Cluster, colocated: Colocated, case: str) -> None:
-    cluster.flush()
-    colocated.client.ok("/flush_cache", {})
-    body = {
-        "model": "smollm2-135m-instruct",
-        "messages": CHAT,
-        "seed": 11,
-        "max_tokens": 40,
-        "stream_options": {"include_usage": True},
-        **CASES[case],
-    }
-
+def test_streamed_chat_carries_the_same(chats: Pairs, streamed_chats: Pairs, case: str) -> None:
     def reassembled(events: list[Any]) -> dict[int, dict[str, Any]]:
         choices: dict[int, dict[str, Any]] = {}
         for event in events:
@@ -103,12 +132,13 @@ def test_streamed_chat_carries_the_same(cluster: Cluster, colocated: Colocated, 
                     choice["logprobs"] += part["logprobs"]["content"]
         return choices
 
-    ours = cluster.client.events("/v1/chat/completions", body)
-    theirs = colocated.client.events("/v1/chat/completions", body)
+    ours, theirs = streamed_chats[case]
+    assert (ours.pop(), theirs.pop()) == ("[DONE]", "[DONE]")
     same(reassembled(ours), reassembled(theirs))
     same(ours[-1]["usage"], theirs[-1]["usage"])
-    del body["stream_options"]
-    whole = cluster.client.ok("/v1/chat/completions", body)
+    (status, whole), _ = chats[case]
+    assert status == 200, whole
+    assert reassembled(ours).keys() == {choice["index"] for choice in whole["choices"]}
     for choice in whole["choices"]:
         assert reassembled(ours)[choice["index"]]["text"] == choice["message"]["content"]
         assert reassembled(ours)[choice["index"]]["finish"] == choice["finish_reason"]
@@ -138,7 +168,7 @@ def test_completions(cluster: Cluster, colocated: Colocated, case: str) -> None:
     cluster.flush()
     colocated.client.ok("/flush_cache", {})
     body = {
-        "model": "smollm2-135m-instruct",
+        "model": MODEL,
         "seed": 5,
         "max_tokens": 12,
         "temperature": 0,
@@ -178,7 +208,7 @@ def test_generate(cluster: Cluster, colocated: Colocated, case: str) -> None:
 def test_a_seed_draws_the_same_in_a_crowd(cluster: Cluster) -> None:
     def body(seed: int) -> dict[str, Any]:
         return {
-            "model": "smollm2-135m-instruct",
+            "model": MODEL,
             "prompt": "Once upon a time",
             "seed": seed,
             "max_tokens": 24,
@@ -204,7 +234,7 @@ def test_a_seed_draws_the_same_in_a_crowd(cluster: Cluster) -> None:
     ids=["empty", "negative", "huge", "temperature", "model", "too long"],
 )
 def test_errors(cluster: Cluster, colocated: Colocated, wrong: dict[str, Any]) -> None:
-    body = {"model": "smollm2-135m-instruct", **wrong}
+    body = {"model": MODEL, **wrong}
     ours, theirs = (c.client.post("/v1/chat/completions", body) for c in (cluster, colocated))
     assert 400 <= ours[0] < 500
     same(ours, theirs)
