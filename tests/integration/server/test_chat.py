@@ -42,7 +42,7 @@ async def test_usage_is_only_streamed_when_asked_for(client: Client):
 
 
 async def test_tokens_are_streamed_as_they_come(client: Client):
-    chunks = await client.events(ROUTE, chat("one two three four", script={"delay": 0.03}))
+    chunks = await client.events(ROUTE, chat("one two three four", script={"delay": 0.1}))
     texts = [chunk["choices"][0]["delta"].get("content") for chunk in chunks]
     assert [text for text in texts if text] == ["one", " two", " three", " four"]
 
