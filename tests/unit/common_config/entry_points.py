@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from diptych.common_config.namespaces import NAMESPACES
 
@@ -19,13 +19,12 @@ Definitions = dict[str, Function]
 
 
 def reads_at_import(modules: Mapping[str, ast.Module]) -> list[str]:
-    """Accessor calls that run when a module is imported: top level, class bodies, defaults, decorators."""
-    return [
-        f"{name}:{call.lineno}: {_callee(call)}() is read at import, before any process has published"
-        for name, tree in modules.items()
-        for call in _calls(tree)
-        if _callee(call) in ACCESSORS
-    ]
+    """Accessor calls that run when a module is imported: top level, class bodies, defaults, decorators, and
+    every function of the project that these call."""
+    walk = _Walk(modules)
+    for name in modules:
+        walk.module(name)
+    return walk.found
 
 
 def entry_points(modules: Mapping[str, ast.Module], scripts: Mapping[str, str]) -> set[str]:
@@ -33,7 +32,7 @@ def entry_points(modules: Mapping[str, ast.Module], scripts: Mapping[str, str]) 
     found = set(scripts.values())
     for name, tree in modules.items():
         for node in tree.body:
-            if isinstance(node, ast.If) and "__main__" in ast.dump(node.test):
+            if _is_main(node):
                 found |= {f"{name}:{_callee(call)}" for call in _calls(node) if _callee(call) in _own(tree)}
     return found
 
@@ -62,6 +61,10 @@ def _calls(node: ast.AST) -> Iterator[ast.Call]:
             yield from _calls(child)
         if isinstance(node, ast.Call):
             yield node
+
+
+def _is_main(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "__main__" in ast.dump(node.test)
 
 
 def _own(tree: ast.Module) -> Definitions:
@@ -112,17 +115,33 @@ class _Walk:
             self._function(module, function)
         return self.found
 
+    def module(self, name: str) -> None:
+        """What runs when a module is imported; what runs only as a program is an entry point."""
+        body = [node for node in self.modules[name].body if not _is_main(node)]
+        with contextlib.suppress(_Published):
+            self._statements(name, body, self._objects(name, body))
+
     def _function(self, module: str, name: str) -> None:
         if (module, name) in self.walking:
             return
         self.walking.add((module, name))
         function = self.own[module][name]
         objects = {"self": (module, name.partition(".")[0])} if "." in name else {}
-        for node in ast.walk(function):
+        self._statements(module, function.body, objects | self._objects(module, [function]))
+
+    def _objects(self, module: str, nodes: Sequence[ast.AST]) -> dict[str, tuple[str, str]]:
+        """Names that hold what a call has made, and what was called."""
+        objects = {}
+        for node in (one for outer in nodes for one in ast.walk(outer)):
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
                 made = self._named(module, ast.unparse(node.value.func).split("."))
                 objects |= {t.id: made for t in node.targets if isinstance(t, ast.Name)}
-        for statement in function.body:
+        return objects
+
+    def _statements(
+        self, module: str, statements: Sequence[ast.stmt], objects: Mapping[str, tuple[str, str]]
+    ) -> None:
+        for statement in statements:
             for call in _calls(statement):
                 self._call(module, call, objects)
 

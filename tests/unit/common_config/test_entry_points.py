@@ -29,10 +29,24 @@ def test_no_entry_point_reads_before_it_publishes(entry_point: str) -> None:
         "if True:\n    PAGES = [get_schedule() for _ in range(2)]",
         "f = lambda page=get_schedule().page_size: page",
         "get_context().override('x', page_size=1)",
+        "def h():\n    return get_schedule()\nX = h()",
+        "def a():\n    return get_schedule()\ndef b():\n    return a()\nclass A:\n    page = b().page_size",
+        "class A:\n    def __init__(self):\n        get_schedule()\nX = A()",
+        "class A:\n    def m(self):\n        get_schedule()\na = A()\nX = a.m()",
     ],
 )
 def test_a_planted_read_at_import_is_found(text: str) -> None:
     assert len(reads_at_import(parse(planted=text))) == 1
+
+
+def test_a_planted_read_at_import_through_another_module_is_found() -> None:
+    planted = parse(a="def h():\n    get_schedule()", b="from diptych.a import h as k\nX = k()")
+    assert reads_at_import(planted) == ["diptych.a:2: get_schedule() before publish"]
+
+
+def test_a_program_that_starts_under_its_main_guard_reads_nothing_at_import() -> None:
+    text = "def main():\n    get_schedule()\nif __name__ == '__main__':\n    main()"
+    assert reads_at_import(parse(planted=text)) == []
 
 
 def test_reads_inside_functions_are_not_reads_at_import() -> None:
