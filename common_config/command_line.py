@@ -16,6 +16,7 @@ from diptych.common_config.namespaces import LEAVES
 from diptych.common_config.programs import Program
 from diptych.common_config.record import LaunchConfig, leaves_of
 from diptych.common_config.resolution import resolve, unknown_flag
+from diptych.common_config.role_sets import mode_problems
 
 PRINT_FORMATS = ("text", "json")
 
@@ -43,7 +44,10 @@ def read_words(program: Program, argv: Sequence[str]) -> Words:
             words.help = True
             continue
         if not word.startswith("--"):
-            words.problems.append(f"unexpected argument {word!r}; every option is a --flag")
+            name, equals, _ = word.partition("=")
+            words.problems.append(
+                f"unexpected argument {name + equals + '…' * bool(equals)!r}; every option is a --flag"
+            )
             if word.startswith("-"):  # an option of another program, with its value
                 _drop(_values(rest), rest, False, 1)
             continue
@@ -146,7 +150,7 @@ def parse_command_line(program: Program, argv: Sequence[str] | None = None) -> L
             flags=words.flags,
             file=words.config,
             env=os.environ,
-            problems=words.problems,
+            problems=[*words.problems, *mode_problems(os.environ)],
             unreadable=words.valueless,
         )
     except ConfigError as error:

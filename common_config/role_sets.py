@@ -58,6 +58,19 @@ def read_mode(env: Mapping[str, str]) -> tuple[Mode, Path | None]:
     return mode, Path(env[FILE_VARIABLE])
 
 
+def mode_problems(env: Mapping[str, str]) -> list[str]:
+    """What `publish` would stumble over, found before anything slow is done."""
+    try:
+        _, path = read_mode(env)
+        if path is not None:
+            os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644))
+    except ConfigError as error:
+        return list(error.problems)
+    except OSError as error:
+        return [f"{FILE_VARIABLE}={env[FILE_VARIABLE]}: can't be written: {error.strerror}"]
+    return []
+
+
 def append(path: Path, role: Role, namespace: str | None) -> None:
     """Write one (role, namespace) pair at once, in one append: workers are torn down without exit handlers.
     None records that the role was published, so that a role which reads nothing is recorded as such."""

@@ -17,6 +17,8 @@ _BOOLEANS = {
     **dict.fromkeys(("true", "1", "yes", "on"), True),
     **dict.fromkeys(("false", "0", "no", "off"), False),
 }
+MAX_TEXT = 1 << 16
+"""Characters of a text value: it is logged and shown in one line."""
 MAX_WHOLE = 2**53
 """Beyond this a whole number doesn't survive JSON readers that use doubles."""
 
@@ -98,6 +100,8 @@ def check(leaf: Leaf, value: object, *, final: bool = False) -> object:
     if isinstance(value, str):
         if value != value.strip():
             raise BadValue(f"{shown(leaf, value)} has spaces around it; accepted: {accepted(leaf)}")
+        if len(value) > MAX_TEXT:
+            raise BadValue(f"is {len(value)} characters long; at most {MAX_TEXT} are accepted")
         if not value or any(ord(c) < 32 or 0xD800 <= ord(c) < 0xE000 for c in value):
             raise BadValue(f"{shown(leaf, value)} is empty or holds characters that can't be printed")
         if leaf.choices and value not in leaf.choices:
@@ -144,7 +148,12 @@ def _entry(leaf: Leaf, entry: object) -> object:
             raise BadValue(f"{' '.join(words)!r} is not {element.metavar}")
         return element.parse(words)
     except ValueError as error:
-        raise BadValue(str(error)) from None
+        raise BadValue(without_credentials(str(error))) from None
+
+
+def without_credentials(message: str) -> str:
+    """The message with what a URL in it may hide: user and password, and the query."""
+    return re.sub(r"\?[^\s'\"]+", f"?{REDACTED}", re.sub(r"//[^/\s'\"]*@", f"//{REDACTED}@", message))
 
 
 def as_text(leaf: Leaf, value: object) -> str:

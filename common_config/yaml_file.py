@@ -26,8 +26,12 @@ class _Loader(yaml.SafeLoader):
                 continue
             key = self.construct_object(key_node, deep=True)
             if key in keys:
+                known = key in LEAVES or key in NAMESPACES
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is given twice", key_node.start_mark
+                    None,
+                    None,
+                    f"the key {key} is given twice" if known else "a key is given twice",
+                    key_node.start_mark,
                 )
             keys.append(key)
         return super().construct_mapping(node, deep)
@@ -50,12 +54,21 @@ def load(path: Path) -> tuple[Mapping[str, object], list[str]]:
     except RecursionError:
         return {}, [f"--config {path}: is nested too deeply"]
     except (yaml.YAMLError, ValueError, TypeError) as error:
-        return {}, [f"--config {path}: is not valid YAML: {' '.join(str(error).split())}"]
+        return {}, [f"--config {path}: is not valid YAML: {_what_is_wrong(error)}"]
     if document is None:
         return {}, []
     if not isinstance(document, dict):
         return {}, [f"--config {path}: must be a mapping of keys to values, not {type(document).__name__}"]
     return document, []
+
+
+def _what_is_wrong(error: Exception) -> str:
+    """Where, and what, without a word of the file's text: it may be a secret."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return "it holds a value that can't be read"
+    problem = re.sub(r"(['\"]).{2,}\1", "…", error.problem or "it can't be read", flags=re.DOTALL)
+    mark = error.problem_mark or error.context_mark
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark else problem
 
 
 def flatten(document: Mapping[Any, object], problems: list[str], where: str) -> dict[str, object]:
@@ -88,7 +101,7 @@ def _walk(
             if isinstance(value, dict):
                 yield from _walk(value, nested, problems, where)
             elif value is not None:
-                problems.append(f"{where}: {nested} is a namespace and holds keys, not {value!r}")
+                problems.append(f"{where}: {nested} is a namespace and holds keys, not a value")
         elif path or key != PROVENANCE_KEY:
             yield key, path, value
 

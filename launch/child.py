@@ -7,10 +7,11 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, TextIO
 
 _PR_SET_PDEATHSIG = 1
+_LONGEST_LINE = 1 << 20
 
 
 class ChildFailed(Exception):
@@ -54,7 +55,6 @@ class Child:
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
             preexec_fn=die_with_parent,
-            limit=1 << 20,
         )
         return cls(name, process)
 
@@ -84,8 +84,23 @@ class Child:
 
     async def _relay(self, source: asyncio.StreamReader | None, target: TextIO) -> None:
         assert source is not None
-        while line := await source.readline():
-            text = line.decode(errors="replace").rstrip("\n")
+        async for line in _lines(source):
+            text = line.decode(errors="replace")
             print(f"[{self.name}] {text}", file=target, flush=True)
             if text.startswith("ready: ") and not self._ready.done():
                 self._ready.set_result(text.removeprefix("ready: "))
+
+
+async def _lines(source: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """Lines without their end; one longer than `_LONGEST_LINE` comes in pieces. Whatever a child prints, its
+    pipe is read on: a full one would stop the child in the middle of a print."""
+    rest = b""
+    while chunk := await source.read(1 << 16):
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            yield line
+        if len(rest) > _LONGEST_LINE:
+            yield rest
+            rest = b""
+    if rest:
+        yield rest

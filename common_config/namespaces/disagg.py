@@ -82,7 +82,7 @@ class Disagg(Namespace):
         le=1,
     )
     heartbeat_interval: float = leaf(
-        3.0, help="Time between signs of life; two missed ones mean dead.", unit="seconds", gt=0, le=3600
+        3.0, help="Time between signs of life; two missed ones mean dead.", unit="seconds", ge=0.05, le=3600
     )
     enable_kv_checksum: bool = leaf(
         False,

@@ -118,7 +118,7 @@ def test_malformed_router_flags(argv: list[str], message: str) -> None:
 
 FILES = [
     ("page_size: [", "is not valid YAML"),
-    ("page_size: 1\npage_size: 2", "the key 'page_size' is given twice"),
+    ("page_size: 1\npage_size: 2", "the key page_size is given twice"),
     ("page_size: 1\nschedule: {page_size: 2}", "page_size is given twice"),
     ("page_size: 1\npage-size: 2", "page_size is given twice"),
     ("- page_size", "must be a mapping of keys to values, not list"),
@@ -131,7 +131,7 @@ FILES = [
     ("page_size: {a: 1}", "page_size: {'a': 1} is not"),
     ("page_size: null", "page_size: can't be left empty; accepted: a whole number from 1 to 4096"),
     ("page_size: 2026-01-01", "page_size: datetime.date(2026, 1, 1) is not"),
-    ("schedule: 3", "schedule is a namespace and holds keys, not 3"),
+    ("schedule: 3", "schedule is a namespace and holds keys, not a value"),
     ("schedule: {port: 3}", "port belongs to serving, not to schedule"),
     ("exec: {attention_backend: cpu}", "attention_backend belongs to exec.kernel, not to exec"),
     ("exec: {kernal: {linear_backend: plain}}", "unknown key 'kernal' in exec"),
