@@ -22,7 +22,8 @@ class ControlEndpoint(FramePlane):
     def __init__(
         self, identity: Identity, host: str, port: int, heartbeat_interval: float, stats: TransferStats
     ) -> None:
-        """Bind `host:port`. Raises `zmq.ZMQError` when the address is taken or isn't local."""
+        """Bind `host:port`, or any free port for 0. Raises `zmq.ZMQError` when the address is taken or isn't
+        local."""
         self.instance_id = identity.instance_id
         self._heartbeat_interval = heartbeat_interval
         self._stats = stats
@@ -39,6 +40,8 @@ class ControlEndpoint(FramePlane):
         except zmq.ZMQError:
             self._context.destroy(0)
             raise
+        self.port = port
+        """The one that is bound, never 0."""
         self.address = f"tcp://{netloc}:{port}"
         self._links: dict[str, PeerLink] = {}
 

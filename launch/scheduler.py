@@ -18,6 +18,7 @@ from diptych.common_config import (
     LaunchConfig,
     Role,
     as_dict,
+    get_context,
     get_disagg,
     get_observability,
     get_parallel,
@@ -171,16 +172,21 @@ def _transfer_parts(parts: SchedulerParts, model_dir: Path, identity: Identity) 
     disagg = get_disagg()
     settings = _settings()
     stats = TransferStats(parts.registry, backend=disagg.disaggregation_transfer_backend)
+    backend = _backend(parts.runner, identity)
+    control = ControlEndpoint(
+        identity,
+        disagg.disaggregation_advertise_host,
+        disagg.disaggregation_control_port,
+        settings.heartbeat_interval,
+        stats,
+    )
+    if disagg.disaggregation_control_port == 0:
+        # Before the route is registered, so that what decode is told names the real port, like the readback.
+        get_context().override("control socket", disaggregation_control_port=control.port)
     return real_parts(
-        backend=_backend(parts.runner, identity),
+        backend=backend,
         checksums=PageChecksums(parts.runner.pool.slab, page_bytes=parts.runner.pool.layout.page_bytes),
-        control=ControlEndpoint(
-            identity,
-            disagg.disaggregation_advertise_host,
-            disagg.disaggregation_control_port,
-            settings.heartbeat_interval,
-            stats,
-        ),
+        control=control,
         fingerprint=fingerprint(parts.runner, model_dir),
         identity=identity,
         settings=settings,

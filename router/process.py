@@ -10,7 +10,7 @@ import signal
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from diptych.common_config import get_observability, get_serving
+from diptych.common_config import get_context, get_observability, get_serving
 from diptych.router.app import RouterServer
 from diptych.router.workers import WorkerRole
 
@@ -64,6 +64,9 @@ async def _serve() -> None:
         site = web.TCPSite(runner, get_serving().host, get_serving().port, backlog=1024)
         await site.start()
         port = runner.addresses[0][1]
+        if get_serving().port == 0:
+            # In the same step of the event loop that `start` returns in: no request can have been read yet.
+            get_context().override("listening socket", port=port)
         announcing = asyncio.create_task(_announce(server, port))
         await stop.wait()
         announcing.cancel()

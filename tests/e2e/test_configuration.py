@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -96,9 +97,23 @@ def test_decode_is_told_what_prefill_has_published(local: Launched) -> None:
     assert published == {name: prefill["scheduler"]["bags"][name] for name in ("schedule", "disagg")}
     assert published["schedule"]["chunked_prefill_size"] == 64
     assert published["disagg"]["disaggregation_bootstrap_port"] == prefill["disaggregation_bootstrap_port"]
+    assert route["ranks"][0]["control_address"].endswith(
+        f":{published['disagg']['disaggregation_control_port']}"
+    )
     ask(f"{local.url}/v1/completions", {"prompt": "The sea", "max_tokens": 2})
     line = local.wait_for_line(r"\[decode\].* prefill worker .* has published (\{.*\})$", 10)
     assert json.loads(line.group(1)) == published
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_control_port_that_was_left_open_is_read_back_as_the_one_bound(local: Launched, role: str) -> None:
+    info = ask(local.wait_for_line(rf"^  {role} +(http\S+)").group(1) + "/server_info")
+    port = info["scheduler"]["bags"]["disagg"]["disaggregation_control_port"]
+    assert {"source": "control socket", "leaf": "disaggregation_control_port", "old": 0, "new": port} in info[
+        "scheduler"
+    ]["overrides"]
+    assert info["record"]["disaggregation_control_port"] == 0
+    socket.create_connection(("127.0.0.1", port), timeout=5).close()
 
 
 def test_a_pair_takes_a_new_name_and_log_level_while_it_runs(local: Launched) -> None:

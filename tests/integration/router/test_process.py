@@ -42,6 +42,18 @@ async def test_the_router_is_ready_within_a_second(make_worker, kit):
     assert min(times) < 1.0, times
 
 
+async def test_a_port_that_was_left_open_is_read_back_as_the_one_listened_on(make_worker, kit):
+    prefill, decode = await make_worker(kit.answers()), await make_worker(kit.answers())
+    async with launched(prefill, decode) as process, aiohttp.ClientSession() as client:
+        url = await ready_url(process)
+        async with client.get(url + "/server_info") as response:
+            config = (await response.json())["config"]
+    port = int(url.rpartition(":")[2])
+    assert config["bags"]["serving"]["port"] == port
+    assert config["overrides"] == [{"source": "listening socket", "leaf": "port", "old": 0, "new": port}]
+    assert config["record"]["port"] == 0
+
+
 async def test_the_router_imports_neither_torch_nor_the_engine():
     code = (
         "import sys, diptych.launch.router\n"
