@@ -44,6 +44,8 @@ class DecodeScheduler(Scheduler):
         self._max_running = max_running
         self._default_bootstrap_port = default_bootstrap_port
         self._rooms: dict[int, DecodeRequest] = {}
+        self._decoding: set[int] = set()
+        """Rooms whose transfer is over and whose request is not: they are active until it ends."""
         self._preallocating: deque[DecodeRequest] = deque()
         self._receiving = ReceivingLimits(
             max_pages=int(max_receiving_fraction * self.pool.allocator.total),
@@ -73,6 +75,8 @@ class DecodeScheduler(Scheduler):
     def admit(self, request: Request) -> None:
         assert isinstance(request, DecodeRequest)
         try:
+            if request.room in self._decoding:
+                raise DuplicateRoom(request.room)
             self._receiver.open(request.room, request.bootstrap_host, request.bootstrap_port)
         except DuplicateRoom as error:
             raise RequestRefused(str(error), status=400, param="bootstrap_room") from error
@@ -146,6 +150,8 @@ class DecodeScheduler(Scheduler):
 
     def _end(self, request: Request, finish: Finish, phase: DecodeState, *, tell: bool = True) -> None:
         """End a request that is past its transfer."""
+        assert isinstance(request, DecodeRequest)
+        self._decoding.discard(request.room)
         self._batch.remove(request)
         self._move(request, phase)
         self.pool.release(request.take_pages(), request.match)
@@ -175,6 +181,7 @@ class DecodeScheduler(Scheduler):
 
     def _join(self, request: DecodeRequest, event: Received) -> None:
         """The prompt's KV is here: take over the first token and join the batch without a forward."""
+        self._decoding.add(request.room)
         request.move(DecodeState.READY)
         self._receiving.ended(request.prefill_worker)
         self._receiving.safe(request.prefill_worker, len(request.pages))

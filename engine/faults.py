@@ -42,12 +42,12 @@ class FaultRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     action: Action
     kind: MessageKind | None = None
     """Of the control message; None is any."""
-    room: int | None = None
+    room: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] | None = None
     """None is any. Gates and look-ups know no rooms, nor do `hello`, `welcome` and `refused`."""
     probability: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
-    count: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    count: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)] | None = None
     """Most times it fires; None is no limit."""
-    skip: Annotated[int, msgspec.Meta(ge=0)] = 0
+    skip: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
     """The first so many matches pass."""
     seconds: Annotated[float, msgspec.Meta(ge=0, le=86400)] | None = None
     """`delay`: how long. `reorder`: how long to wait for a message to be overtaken by, at most. `fail_late`:
@@ -81,7 +81,7 @@ class FaultChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     rules: list[FaultRule] | None = None
     """Replace all; counting and the random numbers begin anew. What is held stays held."""
-    seed: int | None = None
+    seed: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] | None = None
     """Of the random numbers, from now on; they begin anew."""
     release: bool = False
     """Let go of everything that is held, stalled or delayed."""

@@ -397,3 +397,15 @@ def test_a_reservation_repeated_after_its_end_changes_nothing(faulty: FaultyPair
             faulty.run_until(lambda: bool(of(faulty.decode_side, Drained, 2)))
             assert time.monotonic() - began > faulty.settings.heartbeat_interval / 2
     faulty.passes(3)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"seed": 1208925819614629174706176}',
+        b'{"rules": [{"where": "write", "action": "stall", "room": -1}]}',
+    ],
+)
+def test_a_number_that_no_message_can_carry_is_refused_by_name(body: bytes) -> None:
+    with pytest.raises(msgspec.ValidationError, match=r"\$\.(seed|rules\[0\]\.room)|out of range"):
+        msgspec.json.decode(body, type=FaultChange)

@@ -102,3 +102,20 @@ def test_a_request_is_not_parked_for_ever(cell: Cell) -> None:
     assert copy() is None
     decode.pool.release(list(range(POOL)), None)
     assert decode.at_baseline()
+
+
+def test_a_room_is_taken_until_its_request_has_all_its_tokens(cell: Cell) -> None:
+    prefill, decode = cell.prefill(), cell.decode()
+    first = cell.request(prompt(PROMPT, 1), prefill, decode, of=prefill, tokens=OUTPUT, room=77)
+    cell.until(lambda: len(decode.samples[first].tokens) > 1)
+    assert decode.samples[first].finish is None
+    second = cell.request(prompt(PROMPT, 2), decode, of=prefill, room=77)
+    cell.until(lambda: decode.samples[second].finish is not None)
+    refused = decode.samples[second].finish
+    assert refused is not None
+    assert (refused.status, refused.message) == (400, "bootstrap_room 77 is already active on this worker")
+    cell.until(lambda: decode.samples[first].finish is not None)
+    assert decode.samples[first].tokens == cell.answer(prompt(PROMPT, 1), OUTPUT)
+    third = cell.request(prompt(PROMPT, 3), prefill, decode, of=prefill, room=77)
+    cell.until(lambda: decode.samples[third].finish is not None)
+    assert decode.samples[third].tokens == cell.answer(prompt(PROMPT, 3))
