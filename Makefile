@@ -36,11 +36,14 @@ mooncake-libraries:
 serve: setup
 	$(BIN)/launch-local --model-path smollm2-135m-instruct --port $(PORT)
 
-# What computes in one thread runs on both cores; what starts workers, which compute on all, runs by itself.
-BY_TWO := tests/unit tests/kernels
+# Two at a time: what computes in one thread, and then what mostly waits for deadlines. What starts workers that
+# compute on all cores runs by itself.
+SINGLE := tests/unit tests/kernels
+WAITS  := tests/chaos
 test: setup
-	GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest -n 2 --dist loadfile $(BY_TWO)
-	GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest $(addprefix --ignore=,$(BY_TWO))
+	GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest -n 2 --dist loadfile $(SINGLE)
+	GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest -n 2 --dist loadfile $(WAITS)
+	GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest $(addprefix --ignore=,$(SINGLE) $(WAITS))
 
 # Random traffic, faults and restarts for SECONDS on each backend, or on BACKEND alone; SEED repeats one.
 SECONDS ?= 600
