@@ -11,6 +11,17 @@ HARDWARE = "this machine has no "
 _skipped: list[str] = []
 
 
+@pytest.fixture(scope="module", autouse=True)
+def the_environment_is_put_back() -> Iterator[None]:
+    """After each test file. A transfer library that runs in this process sets variables of its own, and
+    workers that later files start would inherit them."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.skipped and HARDWARE not in str(report.longrepr):
         _skipped.append(report.nodeid)
