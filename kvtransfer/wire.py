@@ -50,7 +50,6 @@ class AuxBlock(msgspec.Struct, frozen=True, kw_only=True):
     first_logprob: TokenLogprob | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
     """One per prompt token (the first is None), when asked for."""
-    weight_version: str = ""
 
 
 class Checksums(msgspec.Struct, frozen=True, kw_only=True):
