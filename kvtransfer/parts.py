@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from diptych.engine.background import BackgroundPool
 from diptych.engine.kv_layout import Fingerprint
 from diptych.kvtransfer.backends.interface import TransferBackend
 from diptych.kvtransfer.bootstrap.client import RouteLookup
@@ -15,7 +16,6 @@ from diptych.kvtransfer.plane import ControlPlane
 from diptych.kvtransfer.probe import DeathProbe
 from diptych.kvtransfer.settings import TransferSettings
 from diptych.kvtransfer.stats import TransferStats
-from diptych.kvtransfer.wakeup import BackgroundPool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,10 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from diptych.engine.background import BackgroundPool
 from diptych.kvtransfer.bootstrap.client import fetch_route
 from diptych.kvtransfer.errors import TransferError
 from diptych.kvtransfer.identity import Identity
-from diptych.kvtransfer.wakeup import BackgroundPool
 
 _CONNECT_TIMEOUT_S = 2.0
 

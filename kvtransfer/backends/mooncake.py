@@ -13,6 +13,7 @@ from typing import ClassVar
 import msgspec
 import torch
 
+from diptych.engine.background import Wakeup
 from diptych.kvtransfer.backends.interface import (
     Endpoint,
     PageWrite,
@@ -26,7 +27,6 @@ from diptych.kvtransfer.backends.mooncake_engine import MooncakeEngine, Session
 from diptych.kvtransfer.backends.mooncake_library import MooncakeSettings
 from diptych.kvtransfer.backends.mooncake_owner import MooncakeOwner
 from diptych.kvtransfer.errors import TransferError
-from diptych.kvtransfer.wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
 

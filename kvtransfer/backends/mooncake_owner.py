@@ -17,9 +17,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from diptych.engine.background import Wakeup
 from diptych.kvtransfer.backends.interface import Endpoint, PageWrite, WriteState
 from diptych.kvtransfer.backends.mooncake_engine import MooncakeEngine, Progress
-from diptych.kvtransfer.wakeup import Wakeup
 
 _MAX_ATTEMPTS = 3
 """To connect. When all its connections to a peer have broken, the library lets the next transfer fail at

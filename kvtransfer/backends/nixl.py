@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from diptych.engine.background import Wakeup
 from diptych.kvtransfer.backends.interface import (
     Endpoint,
     PageWrite,
@@ -27,7 +28,6 @@ from diptych.kvtransfer.backends.interface import (
 )
 from diptych.kvtransfer.backends.nixl_agent import NixlAgent, configure_ucx
 from diptych.kvtransfer.errors import TransferError
-from diptych.kvtransfer.wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
 

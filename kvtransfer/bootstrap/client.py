@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import msgspec
 
+from diptych.engine.background import BackgroundPool
 from diptych.kvtransfer.bootstrap.route import RankRoute, Route
 from diptych.kvtransfer.errors import TransferError
-from diptych.kvtransfer.wakeup import BackgroundPool
 from diptych.kvtransfer.wire import PROTOCOL_VERSION
 
 _HTTP_TIMEOUT_S = 3.0

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from diptych.engine.background import BackgroundPool
 from diptych.kvtransfer.bootstrap.client import LookupFailed, RouteLookup
 from diptych.kvtransfer.bootstrap.route import Route
 from diptych.kvtransfer.faults.injector import Injector
-from diptych.kvtransfer.wakeup import BackgroundPool
 
 
 class FaultyLookup(RouteLookup):

@@ -17,7 +17,7 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "common_config": set(),
     "kernels": {"common_config"},
     "engine": {"kernels", "common_config"},
-    "kvtransfer": {"engine.faults", "engine.kv_layout", "engine.wire", "common_config"},
+    "kvtransfer": {"engine.background", "engine.faults", "engine.kv_layout", "engine.wire", "common_config"},
     "prefill": {"engine", "kvtransfer", "kernels", "common_config"},
     "decode": {"engine", "kvtransfer", "kernels", "common_config"},
     "server": {"engine.faults", "engine.wire", "common_config"},

@@ -15,6 +15,7 @@ import zmq
 from prometheus_client import CollectorRegistry
 
 from diptych.decode.scheduler import DecodeScheduler
+from diptych.engine.background import BackgroundPool
 from diptych.engine.frontend_link import FrontendLink
 from diptych.engine.kv_layout import Fingerprint
 from diptych.engine.kv_pool import KVPool
@@ -39,7 +40,6 @@ from diptych.kvtransfer.receiver import DecodeReceiver
 from diptych.kvtransfer.sender import PrefillSender
 from diptych.kvtransfer.settings import TransferSettings
 from diptych.kvtransfer.stats import TransferStats
-from diptych.kvtransfer.wakeup import BackgroundPool
 from diptych.prefill.optimistic import OptimisticPrompts
 from diptych.prefill.scheduler import PrefillScheduler
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from diptych.kvtransfer.wakeup import BackgroundPool, Wakeup
+from diptych.engine.background import BackgroundPool, Wakeup
 
 
 class ToldWakeup(Wakeup):
