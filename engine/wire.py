@@ -13,6 +13,17 @@ from diptych.engine.faults import FaultChange, FaultReport
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How to draw the tokens of one sample. The frontend validates ranges and fills every open value."""
+class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a sample's text must match, from its first token to its end."""
+
+    kind: Literal["json_schema", "json_object", "regex", "ebnf", "lark", "structural_tag"]
+    text: str = ""
+    """A JSON schema, a regular expression, a grammar in GBNF or in Lark's notation, or xgrammar's structural
+    tag as JSON; nothing for `json_object`."""
+    param: str | None = None
+    """The request field it came from, for error messages."""
+
+
 
     max_new_tokens: int
     """Tokens to generate at most; 0 computes the prompt only (for `echo` with logprobs)."""
@@ -38,6 +49,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """The same for every prompt token but the first, which has none."""
 
 
+    grammar: Grammar | None = None
+    """Draw only tokens that keep the output a beginning of what this allows."""
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """Log-probability of one token (natural log, of the unmodified model distribution)."""
 

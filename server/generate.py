@@ -15,6 +15,7 @@ from diptych.server.body import decode_json, read_body
 from diptych.server.completions import tokenize_prompts
 from diptych.server.errors import BadRequest
 from diptych.server.frontend import FRONTEND, Frontend
+from diptych.server.grammar_options import grammar_option, refuse_outside_sampling_params
 from diptych.server.logprobs import native_logprobs, native_top
 from diptych.server.plan import PromptPlan, check_rid, plan_samples
 from diptych.server.requests import GenerateRequest, NativeSampling
@@ -49,6 +50,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
     body = await read_body(request)
     asked = decode_json(body, GenerateRequest)
     refuse_unsupported(body)
+    refuse_outside_sampling_params(body)
     frontend.manager.check_admission()
     plans, reports = await _plan(frontend, asked)
     with frontend.manager.start(plan_samples(frontend, plans, asked)) as running:
@@ -103,6 +105,7 @@ async def _plan(frontend: Frontend, asked: GenerateRequest) -> tuple[list[Prompt
             frontend.model.limits,
             logprobs=report.top if report.wanted else None,
             prompt_logprobs=report.top if report.wanted and report.start < size else None,
+            grammar=grammar_option(fields, "sampling_params."),
         )
         n = samples_per_prompt(fields.n)
         plans.append(

@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+ABSENT = msgspec.Raw(b"null")
+
 
 class PairFields(msgspec.Struct, kw_only=True):
     """What a router adds so that the two workers of a pair find each other."""
@@ -19,7 +21,37 @@ class PairFields(msgspec.Struct, kw_only=True):
     bootstrap_room: int | list[int] | None = None
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
+class StructuredOutputs(msgspec.Struct, kw_only=True):
+    """vLLM's newer spelling of what the answer must match; one of these."""
+
+    json: msgspec.Raw = ABSENT
+    """A JSON schema, or a string that holds one."""
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: msgspec.Raw = ABSENT
+    whitespace_pattern: str | None = None
+    """Refused: nothing here would follow it."""
+
+
+class GrammarFields(msgspec.Struct, kw_only=True):
+    """What the answer's text must match, in every spelling that clients use: at most one may ask for
+    something. `server/grammar_options.py` reads them. Schemas stay the bytes that were sent."""
+
+    response_format: msgspec.Raw = ABSENT
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: msgspec.Raw = ABSENT
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: msgspec.Raw = ABSENT
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: msgspec.Raw = ABSENT
+
+
+class SamplingFields(GrammarFields, kw_only=True):
     """The sampling fields that the OpenAI routes share, extensions of other servers included."""
 
     temperature: float | None = None
@@ -136,15 +168,7 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "tool_choice": (None, "none", "auto"),
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
-    "response_format": (None, {"type": "text"}),
-    "json_schema": (None,),
-    "regex": (None,),
-    "ebnf": (None,),
-    "structural_tag": (None,),
-    "guided_json": (None,),
-    "guided_regex": (None,),
-    "guided_grammar": (None,),
-    "guided_choice": (None, []),
+    "guided_whitespace_pattern": (None,),
     "modalities": (None, ["text"]),
     "audio": (None,),
     "prediction": (None,),

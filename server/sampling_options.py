@@ -6,8 +6,9 @@ import secrets
 from dataclasses import dataclass
 
 from diptych.common_config import get_serving
-from diptych.engine.wire import SamplingParams
+from diptych.engine.wire import Grammar, SamplingParams
 from diptych.server.errors import BadRequest
+from diptych.server.grammar_options import grammar_option
 from diptych.server.requests import SamplingFields
 from diptych.server.rooms import derive_room
 
@@ -129,8 +130,10 @@ def sampling_params(
     *,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
+    grammar: Grammar | None = None,
 ) -> SamplingParams:
-    """For one prompt; `seeded` makes those of its samples. Raises `BadRequest` naming the field."""
+    """For one prompt; `plan_samples` makes those of its samples. `grammar` replaces what the fields ask for.
+    Raises `BadRequest` naming the field."""
     max_new_tokens = output_length(length, prompt_tokens, limits)
     top_p = number(fields.top_p, 1.0, 0.0, 1.0, "top_p")
     top_k = whole(fields.top_k, 0, -1, MAX_SEED, "top_k")
@@ -154,6 +157,7 @@ def sampling_params(
         logit_bias=_logit_bias(fields.logit_bias, limits),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        grammar=grammar_option(fields) if grammar is None else grammar,
     )
 
 

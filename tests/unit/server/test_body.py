@@ -68,8 +68,8 @@ def test_what_is_not_supported_is_refused_by_name(name: str):
 
 def test_unsupported_fields_inside_sampling_params_are_refused_too():
     with pytest.raises(BadRequest) as refused:
-        refuse_unsupported(b'{"sampling_params": [{}, {"regex": "a+"}]}')
-    assert refused.value.param == "sampling_params.regex"
+        refuse_unsupported(b'{"sampling_params": [{}, {"lora_path": "a"}]}')
+    assert refused.value.param == "sampling_params.lora_path"
 
 
 def test_suffix_is_refused_by_name():
