@@ -15,7 +15,7 @@ from diptych.server.frontend import FRONTEND, Frontend
 from diptych.server.logprobs import chat_logprobs
 from diptych.server.plan import PromptPlan, check_rid, plan_samples
 from diptych.server.requests import ChatMessage, ChatRequest
-from diptych.server.sample import Sample, SampleDelta, usage
+from diptych.server.sample import Sample, SampleDelta, StreamUsage, usage
 from diptych.server.sampling_options import (
     LengthFields,
     samples_per_prompt,
@@ -62,8 +62,9 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     plan = PromptPlan(ids=ids, sampling=sampling, text=text_options(asked), n=n, rid=answer.id)
     specs = plan_samples(frontend, [plan], asked)
     with frontend.manager.start(specs) as running:
+        answer.samples = running.samples
         if asked.stream:
-            return await stream(request, running, answer.chunks, lambda: answer.usage_chunk(running.samples))
+            return await stream(request, running, answer.chunks, answer.usage_chunk)
         return json_response(answer.whole(await running.finished()))
 
 
@@ -114,7 +115,8 @@ class _ChatAnswer:
             raise BadRequest("top_logprobs needs logprobs: true", param="top_logprobs")
         if asked.logprobs:
             self.logprobs = whole(asked.top_logprobs, 0, 0, MAX_TOP_LOGPROBS, "top_logprobs")
-        self._include_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+        self.samples: Sequence[Sample] = ()
+        self._stream_usage = StreamUsage(asked.stream_options)
         self._tokenizer = frontend.tokenizer
         self._model = frontend.served_name
         self._created = int(time.time())
@@ -167,11 +169,8 @@ class _ChatAnswer:
         }
         if finish is not None:
             choice["matched_stop"] = matched
-        chunk = {**self._envelope("chat.completion.chunk"), "choices": [choice]}
-        if self._include_usage:
-            chunk["usage"] = None
-        return chunk
+        envelope = self._envelope("chat.completion.chunk")
+        return {**envelope, "choices": [choice], **self._stream_usage.field(self.samples)}
 
-    def usage_chunk(self, samples: Sequence[Sample]) -> Iterable[object]:
-        if self._include_usage:
-            yield {**self._envelope("chat.completion.chunk"), "choices": [], "usage": usage(samples)}
+    def usage_chunk(self) -> Iterable[object]:
+        return self._stream_usage.closing(self.samples, self._envelope("chat.completion.chunk"))

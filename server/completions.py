@@ -6,17 +6,19 @@ import secrets
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import fsum, inf
 from typing import cast
 
 from aiohttp import web
 
+from diptych.common_config import get_serving
 from diptych.server.body import decode_json, read_body
 from diptych.server.errors import BadRequest
 from diptych.server.frontend import FRONTEND, Frontend
 from diptych.server.logprobs import CompletionLogprobs
 from diptych.server.plan import PromptPlan, check_rid, plan_samples
 from diptych.server.requests import CompletionRequest
-from diptych.server.sample import Sample, SampleDelta, usage
+from diptych.server.sample import Sample, SampleDelta, StreamUsage, usage
 from diptych.server.sampling_options import (
     LengthFields,
     check_token_ids,
@@ -47,8 +49,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     frontend.check_model(asked.model)
     frontend.manager.check_admission()
     n = samples_per_prompt(asked.n)
-    if asked.best_of is not None and asked.best_of != n:
-        raise BadRequest("best_of other than n is not supported", param="best_of")
+    drawn = _samples_drawn(asked, n)
     prompts = await tokenize_prompts(frontend, asked.prompt, "prompt")
     logprobs = None if asked.logprobs is None else whole(asked.logprobs, 0, 0, MAX_LOGPROBS, "logprobs")
     use_new_name = asked.max_completion_tokens is not None
@@ -69,11 +70,12 @@ async def completions(request: web.Request) -> web.StreamResponse:
                 length,
                 len(prompt.ids),
                 frontend.model.limits,
-                logprobs=logprobs,
+                # To choose among samples takes their logprobs, shown or not.
+                logprobs=0 if logprobs is None and drawn > n else logprobs,
                 prompt_logprobs=logprobs if asked.echo else None,
             ),
             text=text,
-            n=n,
+            n=drawn,
             rid=answer.id,
         )
         for prompt in prompts
@@ -82,7 +84,39 @@ async def completions(request: web.Request) -> web.StreamResponse:
         answer.samples = running.samples
         if asked.stream:
             return await stream(request, running, answer.chunks, answer.usage_chunk)
-        return json_response(answer.whole(await running.finished()))
+        return json_response(answer.whole(await running.finished(), n))
+
+
+def _samples_drawn(asked: CompletionRequest, n: int) -> int:
+    """Of each prompt. Raises `BadRequest` for a `best_of` that can't be had."""
+    drawn = whole(asked.best_of, n, 1, get_serving().max_n, "best_of")
+    if drawn < n:
+        raise BadRequest(
+            f"best_of is {drawn}, and n, the number of choices to return, is {n}", param="best_of"
+        )
+    if drawn > n and asked.stream:
+        raise BadRequest(
+            "which samples are best is known at the end: best_of can't be streamed", param="best_of"
+        )
+    return drawn
+
+
+def best_samples(samples: Sequence[Sample], n: int) -> list[Sample]:
+    """Of each prompt the `n` samples with the highest log-probability per token, the best one first. All of
+    them, in their order, if there are no more."""
+    prompts: dict[int, list[Sample]] = {}
+    for sample in samples:
+        prompts.setdefault(sample.spec.prompt_index, []).append(sample)
+    return [
+        sample
+        for drawn in prompts.values()
+        for sample in (drawn if len(drawn) == n else sorted(drawn, key=_mean_logprob, reverse=True)[:n])
+    ]
+
+
+def _mean_logprob(sample: Sample) -> float:
+    logprobs = [token.logprob for token in sample.logprobs]
+    return fsum(logprobs) / len(logprobs) if logprobs else -inf
 
 
 async def tokenize_prompts(
@@ -139,7 +173,7 @@ class _CompletionAnswer:
         self._echo = bool(asked.echo)
         self._prompts = prompts
         self._logprobs = logprobs
-        self._include_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+        self._stream_usage = StreamUsage(asked.stream_options)
         self._skip_special = asked.skip_special_tokens is not False
         self._tokenizer = frontend.tokenizer
         self._model = frontend.served_name
@@ -162,9 +196,9 @@ class _CompletionAnswer:
             lists.extend(sample.spec.prompt_ids, sample.prompt_logprobs)
             lists.offset = len(prompt_text)
 
-    def whole(self, samples: Sequence[Sample]) -> dict[str, object]:
+    def whole(self, samples: Sequence[Sample], n: int) -> dict[str, object]:
         choices = []
-        for sample in samples:
+        for index, sample in enumerate(best_samples(samples, n)):
             prompt_text = self._prompt_text(sample)
             logprobs = None
             if self._logprobs is not None:
@@ -174,7 +208,7 @@ class _CompletionAnswer:
                 logprobs = lists.result()
             choices.append(
                 {
-                    "index": sample.spec.index,
+                    "index": index,
                     "text": prompt_text + sample.text,
                     "logprobs": logprobs,
                     "finish_reason": sample.finish.kind if sample.finish else None,
@@ -207,11 +241,7 @@ class _CompletionAnswer:
             }
             if delta.finish is not None:
                 choice["matched_stop"] = delta.matched
-            chunk = {**self._envelope(), "choices": [choice]}
-            if self._include_usage:
-                chunk["usage"] = None
-            yield chunk
+            yield {**self._envelope(), "choices": [choice], **self._stream_usage.field(self.samples)}
 
     def usage_chunk(self) -> Iterable[object]:
-        if self._include_usage:
-            yield {**self._envelope(), "choices": [], "usage": usage(self.samples)}
+        return self._stream_usage.closing(self.samples, self._envelope())

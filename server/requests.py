@@ -76,6 +76,9 @@ class SamplingFields(GrammarFields, kw_only=True):
 
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
+    """A last chunk of its own says what the request used."""
+    continuous_usage_stats: bool | None = None
+    """With `include_usage`: every chunk says what was used so far."""
 
 
 class OpenAIRequest(SamplingFields, kw_only=True):

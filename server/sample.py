@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from diptych.engine.wire import Finish, SamplingParams, TokenLogprob, TokenOutput
 from diptych.server.detokenizer import IncrementalDetokenizer
+from diptych.server.requests import StreamOptions
 from diptych.server.rooms import Pairing
 from diptych.server.sampling_options import TextOptions
 from diptych.server.stop_strings import StopStringMatcher
@@ -131,3 +132,21 @@ def usage(samples: Sequence[Sample]) -> dict[str, object]:
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(sample.cached_tokens for sample in prompts.values())},
     }
+
+
+class StreamUsage:
+    """What a stream says of usage, as its `stream_options` ask."""
+
+    def __init__(self, options: StreamOptions | None) -> None:
+        self._asked = bool(options and options.include_usage)
+        self._continuous = bool(options and options.continuous_usage_stats)
+
+    def field(self, samples: Sequence[Sample]) -> dict[str, object]:
+        """The field of an ordinary chunk: nothing, null, or what was used so far."""
+        if not self._asked:
+            return {}
+        return {"usage": usage(samples) if self._continuous else None}
+
+    def closing(self, samples: Sequence[Sample], envelope: dict[str, object]) -> list[dict[str, object]]:
+        """The chunk after the last one of text, if it was asked for."""
+        return [{**envelope, "choices": [], "usage": usage(samples)}] if self._asked else []

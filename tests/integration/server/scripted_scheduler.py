@@ -5,6 +5,7 @@ A prompt may hold one directive, `@@{json}@@`:
   after: tokens before what follows        error: fields of Finish, kind error
   die: exit code             hang: emit no more                    stubborn: ignore Drain and the end of stdin
   transfer: seconds from the first token to the end, on a prefill worker
+  unlike: samples have logprobs that differ, by their seeds
 Every message that arrives is kept; the state reply's `config["received"]` shows them.
 """
 
@@ -157,7 +158,8 @@ class Scripted:
             finish = wire.Finish(kind="length")
         logprobs = None
         if sampling.logprobs is not None:
-            logprobs = [self.logprob(token, run.emitted, sampling.logprobs) for token in tokens]
+            less = sampling.seed % 1009 / 1009 if directive.get("unlike") else 0.0
+            logprobs = [self.logprob(token, run.emitted + less, sampling.logprobs) for token in tokens]
         prompt_logprobs = None
         if sampling.prompt_logprobs is not None and run.emitted <= 1:
             prompt_logprobs = [None] + [
@@ -177,7 +179,7 @@ class Scripted:
             cached_tokens=cached,
         )
 
-    def logprob(self, token: int, position: int, top: int) -> wire.TokenLogprob:
+    def logprob(self, token: int, position: float, top: int) -> wire.TokenLogprob:
         value = -0.25 * position
         return wire.TokenLogprob(token, value, [(token, value), (token + 1, value - 1)][:top])
 

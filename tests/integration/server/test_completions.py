@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from .conftest import Client, say
+import pytest
+
+from .conftest import Client, chat, say
 
 ROUTE = "/v1/completions"
 
@@ -90,3 +92,42 @@ async def test_usage_closes_the_stream_when_asked(client: Client):
 async def test_suffix_is_refused_by_name(client: Client):
     status, answer = await client.post(ROUTE, {"prompt": "x", "suffix": "y"})
     assert (status, answer["error"]["param"]) == (400, "suffix")
+
+
+@pytest.mark.parametrize("route", [ROUTE, "/v1/chat/completions"])
+async def test_usage_comes_with_every_chunk_when_asked(client: Client, route: str):
+    prompt = {"prompt": say("x y z", delay=0.02)} if route == ROUTE else chat("x y z", script={"delay": 0.02})
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = await client.events(route, prompt | {"stream_options": options})
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1]
+    assert last["usage"] == chunks[-1]["usage"]
+
+
+async def test_best_of_returns_the_likeliest_samples_and_counts_all(client: Client):
+    body = {"prompt": [say("a b", unlike=True), say("c d", unlike=True)], "seed": 3, "logprobs": 0}
+    _, all_five = await client.post(ROUTE, body | {"n": 5})
+    _, best = await client.post(ROUTE, body | {"n": 2, "best_of": 5})
+
+    def mean(choice: dict) -> float:
+        logprobs = choice["logprobs"]["token_logprobs"]
+        return sum(logprobs) / len(logprobs)
+
+    expected = [
+        choice
+        for drawn in (all_five["choices"][:5], all_five["choices"][5:])
+        for choice in sorted(drawn, key=mean, reverse=True)[:2]
+    ]
+    assert [c["index"] for c in best["choices"]] == [0, 1, 2, 3]
+    assert [c | {"index": 0} for c in best["choices"]] == [c | {"index": 0} for c in expected]
+    assert best["usage"] == all_five["usage"]
+    _, unseen = await client.post(ROUTE, {**body, "logprobs": None, "n": 2, "best_of": 5})
+    assert [c["text"] for c in unseen["choices"]] == [c["text"] for c in best["choices"]]
+    assert all(c["logprobs"] is None for c in unseen["choices"])
+
+
+@pytest.mark.parametrize("fields", [{"n": 3, "best_of": 2}, {"best_of": 2, "stream": True}, {"best_of": 0}])
+async def test_a_best_of_that_cannot_be_had_is_refused(client: Client, fields: dict):
+    status, answer = await client.post(ROUTE, {"prompt": "x", **fields})
+    assert (status, answer["error"]["param"]) == (400, "best_of")
