@@ -6,6 +6,8 @@ unpickled. Text never crosses this boundary: the frontend tokenises, detokenises
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from diptych.engine.faults import FaultChange, FaultReport
