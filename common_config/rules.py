@@ -243,9 +243,6 @@ def _settled_by_the_program(draft: Draft) -> Iterator[str]:
 def _router_workers(draft: Draft) -> Iterator[str]:
     if draft.program is Program.LOCAL:
         return
-    for name in ("prefill", "decode"):
-        if not draft.values[name]:
-            yield f"--{name} URL is missing: the router needs at least one {name} worker"
     prefills = [address.url for address in draft.prefill]
     for url in sorted({url for url in prefills if prefills.count(url) > 1}):
         yield f"--prefill {url} is given twice"

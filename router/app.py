@@ -16,8 +16,9 @@ from diptych.router.metrics import RouterMetrics
 from diptych.router.middleware import REQUEST_ID, add_request_id, make_middleware, worker_headers
 from diptych.router.pairing import POLICIES, Pairing
 from diptych.router.proxy import Proxy, WorkerAnswer
+from diptych.router.registry import WorkerRegistry
 from diptych.router.relay import Relay
-from diptych.router.workers import Worker, WorkerRegistry, WorkerRole
+from diptych.router.workers import Worker, WorkerRole
 
 GENERATING = ("/v1/chat/completions", "/v1/completions", "/generate")
 

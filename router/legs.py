@@ -87,7 +87,7 @@ class Leg:
     async def start(self) -> aiohttp.ClientResponse:
         """Send, and wait for a 2xx head. Raises LegFailure for anything else."""
         self._open = True
-        self.worker.in_flight += 1
+        self.worker.begin()
         try:
             response = await self._session.post(
                 self.worker.url + self._path, data=self._body, headers=self._headers, allow_redirects=False
@@ -120,7 +120,7 @@ class Leg:
         if not self._open:
             return
         self._open = False
-        self.worker.in_flight -= 1
+        self.worker.end()
         if self._response is not None:
             self._response.close()
 

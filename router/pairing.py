@@ -9,7 +9,8 @@ from typing import Protocol
 
 from diptych.router.call import Call
 from diptych.router.errors import RouterError
-from diptych.router.workers import Worker, WorkerRegistry, WorkerRole
+from diptych.router.registry import WorkerRegistry
+from diptych.router.workers import Worker, WorkerRole
 
 
 class Policy(Protocol):

@@ -13,7 +13,8 @@ from diptych.common_config import get_router
 from diptych.router.errors import RouterError
 from diptych.router.legs import error_message, relayed_headers
 from diptych.router.middleware import worker_headers
-from diptych.router.workers import Worker, WorkerRegistry, WorkerRole, connection_reason
+from diptych.router.registry import WorkerRegistry
+from diptych.router.workers import Worker, WorkerRole, connection_reason
 
 
 @dataclasses.dataclass(frozen=True)

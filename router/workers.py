@@ -1,25 +1,30 @@
-"""The workers the router knows, and whether each may be given requests."""
+"""One worker as the router knows it, and whether it may be given requests."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import enum
+import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Mapping
 
 import aiohttp
-import msgspec
 from yarl import URL
 
-from diptych.common_config import get_router, get_serving
+from diptych.common_config import get_router
+from diptych.router.worker_facts import WorkerClient, WorkerFacts
 
 logger = logging.getLogger(__name__)
 
 DOWN_POLL_INTERVAL = 0.25
-"""Seconds between polls of a worker that is down (never longer than health_interval): start-up and
+"""Seconds between polls of a worker that is down or may be (never longer than health_interval): start-up and
 recovery are noticed soon, while healthy workers are left in peace."""
+
+MODEL_POLLS = 5
+"""Every so many good polls the worker is asked for its models: names change at run time, but seldom."""
 
 
 def connection_reason(error: Exception) -> str:
@@ -35,31 +40,66 @@ def connection_reason(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-class _ServerInfo(msgspec.Struct):
-    """What the router reads of a worker's `/server_info`; the name is that of existing PD systems."""
-
-    disaggregation_mode: str | None = None
-
-
 class WorkerRole(enum.StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
 
 
+class Origin(enum.StrEnum):
+    """Who told the router about a worker."""
+
+    FLAG = "flag"
+    """`--prefill` or `--decode`."""
+    API = "api"
+    """`POST /workers`."""
+    SELF = "self"
+    """The worker, which renews a lease."""
+
+
+def worker_id(role: WorkerRole, url: str) -> str:
+    """The same for the same worker in every run of every router, and fit for a URL's path."""
+    return f"{role}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
+
+
 class Worker:
     """One worker. Down until its first good poll; a failed connection takes it down at once."""
 
-    def __init__(self, role: WorkerRole, url: str, bootstrap_port: int | None = None) -> None:
+    def __init__(
+        self,
+        role: WorkerRole,
+        url: str,
+        bootstrap_port: int | None = None,
+        *,
+        origin: Origin = Origin.FLAG,
+        instance_id: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
         self.role = role
         self.url = url.rstrip("/")
+        self.id = worker_id(role, self.url)
         self.bootstrap_port = bootstrap_port
+        self.origin = origin
+        self.instance_id = instance_id
+        """Differs between two processes that had the same address one after the other; None if unknown."""
+        self.labels = dict(labels or {})
+        self.lease: float | None = None
+        """Seconds after which it is forgotten unless it renews; None for ever."""
+        self.added_at = time.time()
+        """Unix seconds."""
         self.healthy = False
         self.reason = "not polled yet"
         """Why it is down; empty when healthy."""
+        self.facts = WorkerFacts()
+        self.models: frozenset[str] | None = None
+        """Names that it answers to; None while it hasn't said."""
         self.in_flight = 0
         """Requests of this router that the worker hasn't finished answering."""
+        self._failures = 0
+        self._successes = 0
+        self._polls = 0
         self._poll_now = asyncio.Event()
         self._on_change: Callable[[], None] | None = None
+        self._on_idle: Callable[[], None] | None = None
         host = URL(self.url).host
         if not host:
             raise ValueError(f"{role} worker URL {url!r} has no host; expected http://HOST:PORT")
@@ -72,11 +112,29 @@ class Worker:
         """Call `on_change` whenever `healthy` flips."""
         self._on_change = on_change
 
+    def when_idle(self, on_idle: Callable[[], None]) -> None:
+        """Call `on_idle` once nothing is in flight: now, if nothing is."""
+        if self.in_flight == 0:
+            on_idle()
+        else:
+            self._on_idle = on_idle
+
+    def begin(self) -> None:
+        """A request goes to this worker; `end` follows, however it ends."""
+        self.in_flight += 1
+
+    def end(self) -> None:
+        self.in_flight -= 1
+        if self.in_flight == 0 and self._on_idle is not None:
+            self._on_idle()
+            self._on_idle = None
+
     def mark_up(self) -> None:
         self._set(True, "")
 
     def mark_down(self, reason: str) -> None:
-        """No new request goes here until a poll succeeds."""
+        """No new request goes here until polls succeed again."""
+        self._successes = 0
         self._set(False, reason)
         self._poll_now.set()
 
@@ -97,42 +155,49 @@ class Worker:
             self._on_change()
 
     async def poll(self, session: aiohttp.ClientSession) -> None:
-        """One `GET /health`: 2xx is up, anything else is down."""
-        limit = max(get_router().health_interval, get_router().connect_timeout)
-        key = get_serving().api_key
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        timeout = aiohttp.ClientTimeout(total=limit)
+        """One `GET /health`: 2xx counts for it, anything else against it."""
+        client = WorkerClient(session, self.url)
         try:
-            async with session.get(f"{self.url}/health", timeout=timeout, headers=headers) as response:
-                await response.read()
+            status = await client.health()
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
-            self._set(False, f"/health: {connection_reason(error)}")
-            return
-        if not 200 <= response.status < 300:
-            self._set(False, f"/health answers {response.status}")
-        elif not self.healthy and (wrong := await self._wrong_role(session, timeout, headers)):
+            return self._bad_poll(f"/health: {connection_reason(error)}")
+        if not 200 <= status < 300:
+            return self._bad_poll(f"/health answers {status}")
+        self._failures = 0
+        self._successes += 1
+        self._polls += 1
+        coming_up = not self.healthy
+        if coming_up and self._successes < get_router().health_success_threshold:
+            return None
+        if coming_up and (wrong := await self._wrong_role(client)):
             if wrong != self.reason:
                 logger.error("%s gets no requests: %s", self, wrong)
-            self._set(False, wrong)
-        else:
-            self.mark_up()
+            return self._set(False, wrong)
+        if coming_up or self._polls % MODEL_POLLS == 0:
+            await self._ask_models(client)
+        return self.mark_up()
 
-    async def _wrong_role(
-        self, session: aiohttp.ClientSession, limit: aiohttp.ClientTimeout, headers: dict[str, str]
-    ) -> str:
-        """Why a worker that is coming up is not what the flag said it is; empty when it is or doesn't say.
+    def _bad_poll(self, reason: str) -> None:
+        self._successes = 0
+        self._failures += 1
+        if not self.healthy or self._failures >= get_router().health_failure_threshold:
+            self._set(False, reason)
+
+    async def _wrong_role(self, client: WorkerClient) -> str:
+        """Why a worker that is coming up is not what the router was told; empty when it is or doesn't say.
 
         Two URLs that were mixed up would otherwise answer with one token and status 200."""
-        try:
-            async with session.get(f"{self.url}/server_info", timeout=limit, headers=headers) as response:
-                info = msgspec.json.decode(await response.read(), type=_ServerInfo)
-        except (aiohttp.ClientError, OSError, msgspec.DecodeError):
+        facts = await client.facts()
+        if facts is None:
             return ""
-        mode = info.disaggregation_mode
-        if mode is None or mode == self.role.value:
-            return ""
-        actual = "colocated" if mode == "null" else mode
-        return f"it is a {actual} worker, but was given as --{self.role}"
+        self.facts = facts
+        return role_mismatch(self.role, facts)
+
+    async def _ask_models(self, client: WorkerClient) -> None:
+        models = await client.models()
+        if models is not None:
+            names = {str(model[key]) for model in models for key in ("id", "root") if model.get(key)}
+            self.models = frozenset(names)
 
     async def monitor(self, session: aiohttp.ClientSession) -> None:
         """Poll for ever: every `health_interval` while up, more often while down, at once when told to."""
@@ -140,7 +205,7 @@ class Worker:
             self._poll_now.clear()
             await self.poll(session)
             interval = get_router().health_interval
-            if not self.healthy:
+            if not self.healthy or self._failures:
                 # Woken or not, a dead worker isn't polled in a tight loop.
                 await asyncio.sleep(min(interval, DOWN_POLL_INTERVAL))
                 continue
@@ -148,53 +213,9 @@ class Worker:
                 await asyncio.wait_for(self._poll_now.wait(), interval)
 
 
-class WorkerRegistry:
-    """All workers, with one health monitor each."""
-
-    def __init__(self, workers: Iterable[Worker]) -> None:
-        self.workers = list(workers)
-        self._pair_ready = asyncio.Event()
-        self._monitors: list[asyncio.Task[None]] = []
-        for worker in self.workers:
-            worker.watch(self._health_changed)
-
-    def of(self, role: WorkerRole) -> list[Worker]:
-        return [w for w in self.workers if w.role is role]
-
-    def healthy(self, role: WorkerRole) -> list[Worker]:
-        return [w for w in self.workers if w.role is role and w.healthy]
-
-    @property
-    def has_pair(self) -> bool:
-        return all(self.healthy(role) for role in WorkerRole)
-
-    def missing(self) -> str:
-        """Which side has no healthy worker and why, as one phrase; empty when a pair exists."""
-        parts = []
-        for role in WorkerRole:
-            if self.healthy(role):
-                continue
-            known = ", ".join(f"{w.url} ({w.reason})" for w in self.of(role))
-            parts.append(f"no healthy {role} worker: {known or 'none is configured'}")
-        return "; ".join(parts)
-
-    async def wait_for_pair(self) -> None:
-        """Return once at least one prefill and one decode worker are healthy."""
-        await self._pair_ready.wait()
-
-    def start(self, session: aiohttp.ClientSession) -> None:
-        self._monitors = [
-            asyncio.create_task(w.monitor(session), name=f"health {w.url}") for w in self.workers
-        ]
-
-    async def stop(self) -> None:
-        for task in self._monitors:
-            task.cancel()
-        await asyncio.gather(*self._monitors, return_exceptions=True)
-        self._monitors = []
-
-    def _health_changed(self) -> None:
-        if self.has_pair:
-            self._pair_ready.set()
-        else:
-            self._pair_ready.clear()
+def role_mismatch(role: WorkerRole, facts: WorkerFacts) -> str:
+    """What is wrong with taking this worker for a `role` worker; empty when nothing is, or it doesn't say."""
+    if facts.mode is None or facts.mode == role.value:
+        return ""
+    actual = "colocated" if facts.mode == "null" else facts.mode
+    return f"it is a {actual} worker, but was given as {role}"

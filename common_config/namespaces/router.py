@@ -101,6 +101,12 @@ class Router(Namespace):
     health_interval: float = leaf(
         2.0, help="Time between two health checks of a worker.", unit="seconds", gt=0, le=3600
     )
+    health_failure_threshold: int = leaf(
+        1, help="Failed checks in a row that take a worker down.", unit="checks", ge=1, le=1000
+    )
+    health_success_threshold: int = leaf(
+        1, help="Good checks in a row that bring a worker up.", unit="checks", ge=1, le=1000
+    )
     default_bootstrap_port: int = leaf(
         8998,
         help="Bootstrap port of a --prefill that doesn't name one.",

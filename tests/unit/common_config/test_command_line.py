@@ -184,7 +184,8 @@ def test_importing_and_parsing_for_the_router_is_quick_and_needs_no_torch() -> N
 
 def test_a_real_process_exits_with_2_and_no_traceback() -> None:
     program = "from diptych.common_config import *; parse_command_line(Program.ROUTER)"
-    done = subprocess.run([sys.executable, "-c", program, "--prot", "1"], capture_output=True, text=True)
+    flags = ["--prot", "1", "--max-retries", "-1", "--decode", "nowhere"]
+    done = subprocess.run([sys.executable, "-c", program, *flags], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.splitlines()[:2] == [

@@ -131,7 +131,6 @@ def test_only_a_worker_with_a_bootstrap_service_minds_its_port() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({}, "--prefill URL is missing: the router needs at least one prefill worker"),
         ({"prefill": [["http://a:1"], ["http://a:1", "3"]]}, "--prefill http://a:1 is given twice"),
         ({**WORKERS, "decode": [["http://127.0.0.1:1"]]}, "is given as both --prefill and --decode"),
         ({**WORKERS, "connect_timeout": 9, "request_timeout": 8}, "--connect-timeout 9 is longer than"),
@@ -141,6 +140,10 @@ def test_routers_that_could_not_route_are_refused(flags: dict[str, object], mess
     with pytest.raises(ConfigError) as caught:
         resolve(Program.ROUTER, flags=flags, env={})
     assert any(message in problem for problem in caught.value.problems)
+
+
+def test_a_router_may_start_without_workers_which_come_later() -> None:
+    assert resolve(Program.ROUTER, env={}).prefill == ()
 
 
 def test_launch_local_refuses_workers_of_others() -> None:

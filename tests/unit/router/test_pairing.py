@@ -10,7 +10,8 @@ import pytest
 from diptych.router.call import Call
 from diptych.router.errors import RouterError
 from diptych.router.pairing import Pairing, Random, RoundRobin
-from diptych.router.workers import Worker, WorkerRegistry, WorkerRole
+from diptych.router.registry import WorkerRegistry
+from diptych.router.workers import Worker, WorkerRole
 
 CALL = Call(path="/generate", fields={}, headers={}, request_id="r")
 
