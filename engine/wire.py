@@ -13,8 +13,6 @@ import msgspec
 from diptych.engine.faults import FaultChange, FaultReport
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How to draw the tokens of one sample. The frontend validates ranges and fills every open value."""
 class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a sample's text must match, from its first token to its end."""
 
@@ -26,6 +24,8 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
     """The request field it came from, for error messages."""
 
 
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How to draw the tokens of one sample. The frontend validates ranges and fills every open value."""
 
     max_new_tokens: int
     """Tokens to generate at most; 0 computes the prompt only (for `echo` with logprobs)."""
@@ -49,10 +49,10 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
     """None: off. n ≥ 0: the chosen token's logprob and the n most likely alternatives."""
     prompt_logprobs: int | None = None
     """The same for every prompt token but the first, which has none."""
-
-
     grammar: Grammar | None = None
     """Draw only tokens that keep the output a beginning of what this allows."""
+
+
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """Log-probability of one token (natural log, of the unmodified model distribution)."""
 
