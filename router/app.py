@@ -20,7 +20,7 @@ from diptych.router.registry import WorkerRegistry
 from diptych.router.relay import Relay
 from diptych.router.workers import Worker, WorkerRole
 
-GENERATING = ("/v1/chat/completions", "/v1/completions", "/generate")
+GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/generate")
 
 
 def json_response(data: object, status: int = 200) -> web.Response:

@@ -14,6 +14,7 @@ from diptych.server.completions import completions
 from diptych.server.frontend import FRONTEND, Frontend
 from diptych.server.generate import generate
 from diptych.server.middleware import errors_to_http, observe, require_key
+from diptych.server.responses import responses
 from diptych.server.update_config import update_config
 
 
@@ -28,6 +29,7 @@ def make_app(frontend: Frontend) -> web.Application:
         [
             web.post("/v1/chat/completions", chat_completions),
             web.post("/v1/completions", completions),
+            web.post("/v1/responses", responses),
             web.post("/generate", generate),
             web.get("/v1/models", info.models),
             web.get("/v1/models/{name:.+}", info.model),

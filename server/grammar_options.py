@@ -121,11 +121,11 @@ def _asked(fields: GrammarFields, prefix: str) -> Iterator[Grammar]:
     outputs = fields.structured_outputs
     found = [
         response_format(fields.response_format, f"{prefix}response_format"),
-        _schema(fields.guided_json, f"{prefix}guided_json"),
+        schema_grammar(fields.guided_json, f"{prefix}guided_json"),
         _text("regex", fields.guided_regex, f"{prefix}guided_regex"),
         choice_grammar(fields.guided_choice or [], f"{prefix}guided_choice"),
         _free(fields.guided_grammar, f"{prefix}guided_grammar"),
-        _schema(fields.json_schema, f"{prefix}json_schema"),
+        schema_grammar(fields.json_schema, f"{prefix}json_schema"),
         _text("regex", fields.regex, f"{prefix}regex"),
         _text("ebnf", fields.ebnf, f"{prefix}ebnf"),
         _structural_tag(fields.structural_tag, f"{prefix}structural_tag"),
@@ -137,7 +137,7 @@ def _asked(fields: GrammarFields, prefix: str) -> Iterator[Grammar]:
                 f"`{inside}whitespace_pattern` is not supported", param=f"{inside}whitespace_pattern"
             )
         found += [
-            _schema(outputs.json, f"{inside}json"),
+            schema_grammar(outputs.json, f"{inside}json"),
             _text("regex", outputs.regex, f"{inside}regex"),
             choice_grammar(outputs.choice or [], f"{inside}choice"),
             _free(outputs.grammar, f"{inside}grammar"),
@@ -155,7 +155,7 @@ def _free(given: str | None, param: str) -> Grammar | None:
     return None if given is None else free_grammar(_required(given, param), param)
 
 
-def _schema(given: msgspec.Raw, param: str) -> Grammar | None:
+def schema_grammar(given: msgspec.Raw, param: str) -> Grammar | None:
     """A JSON schema, as itself or inside a string."""
     text = _unquoted(given, param)
     if text is None:
@@ -169,7 +169,7 @@ def _openai_schema(given: msgspec.Raw, param: str) -> Grammar:
     inside = form.json_schema
     if inside is None or inside.schema == ABSENT:
         raise BadRequest(f"{param}.json_schema.schema is missing", param=f"{param}.json_schema")
-    grammar = _schema(inside.schema, f"{param}.json_schema.schema")
+    grammar = schema_grammar(inside.schema, f"{param}.json_schema.schema")
     assert grammar is not None
     return grammar
 

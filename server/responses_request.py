@@ -1,0 +1,175 @@
+"""The body of `POST /v1/responses`, and its input as chat messages."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from diptych.engine.wire import Grammar
+from diptych.server.errors import BadRequest
+from diptych.server.grammar_options import grammar_option, response_format, schema_grammar
+from diptych.server.requests import ABSENT, UNSUPPORTED, ChatMessage, OpenAIRequest, TextPart
+from diptych.server.unsupported import Unsupported
+
+
+class InputPart(msgspec.Struct, kw_only=True):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class InputItem(msgspec.Struct, kw_only=True):
+    """A message of the conversation, or an item of an earlier response's `output`."""
+
+    type: str = "message"
+    role: str | None = None
+    content: str | list[InputPart] | None = None
+
+
+class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Returned as it came."""
+
+    type: str
+    schema: msgspec.Raw = ABSENT
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    """Not read: a schema is always kept."""
+
+
+class TextConfig(msgspec.Struct, kw_only=True):
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """A hint, which is not taken."""
+
+
+class ReasoningConfig(msgspec.Struct, kw_only=True):
+    effort: str | None = None
+    """What chat completions call `reasoning_effort`."""
+    summary: str | None = None
+    """Accepted: reasoning is shown as it is, there is no summary of it."""
+
+
+LOGPROBS = "message.output_text.logprobs"
+
+Includable = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+"""Only logprobs are ever there to be included."""
+
+
+class ResponsesRequest(OpenAIRequest, kw_only=True):
+    input: str | list[InputItem]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    top_logprobs: int | None = None
+    include: list[Includable] | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    metadata: dict[str, str] | None = None
+    """Returned as it came."""
+    chat_template_kwargs: dict[str, object] | None = None
+
+
+REFUSED = Unsupported(
+    {
+        **UNSUPPORTED,
+        "tools": (None, []),
+        "tool_choice": (None, "none", "auto"),
+        # Nothing is stored that these could refer to, and nothing runs without its client.
+        "previous_response_id": (None,),
+        "conversation": (None,),
+        "prompt": (None,),
+        "background": (None, False),
+        "truncation": (None, "disabled"),
+        "context_management": (None, []),
+        "moderation": (None,),
+        "n": (None, 1),
+    },
+    instead={
+        "messages": "input",
+        "max_tokens": "max_output_tokens",
+        "max_completion_tokens": "max_output_tokens",
+        "response_format": "text.format",
+        "reasoning_effort": "reasoning.effort",
+    },
+)
+
+MESSAGE_ROLES = ("system", "developer", "user", "assistant")
+
+
+def messages_of(asked: ResponsesRequest) -> list[ChatMessage]:
+    """Instructions and input as a chat. Raises `BadRequest` naming what isn't text."""
+    messages = []
+    if asked.instructions:
+        messages.append(ChatMessage(role="system", content=asked.instructions))
+    if isinstance(asked.input, str):
+        messages.append(ChatMessage(role="user", content=asked.input))
+    else:
+        messages += [_message(item, f"input[{i}]") for i, item in enumerate(asked.input)]
+    if not asked.input:
+        raise BadRequest("input is empty", param="input")
+    return messages
+
+
+def _message(item: InputItem, param: str) -> ChatMessage:
+    if item.type != "message":
+        raise BadRequest(
+            f"{param}: items of type {item.type[:40]!r} are not supported, only messages",
+            param=f"{param}.type",
+        )
+    if item.role not in MESSAGE_ROLES:
+        raise BadRequest(
+            f"{param}.role must be one of {', '.join(MESSAGE_ROLES)}, got {item.role!r:.40}",
+            param=f"{param}.role",
+        )
+    if item.content is None:
+        raise BadRequest(f"{param} has no content", param=f"{param}.content")
+    content: str | list[TextPart]
+    if isinstance(item.content, str):
+        content = item.content
+    else:
+        content = [_part(part, f"{param}.content[{i}]") for i, part in enumerate(item.content)]
+    # Checked above; a type checker doesn't see it.
+    return msgspec.convert({"role": item.role, "content": content}, ChatMessage)
+
+
+def _part(part: InputPart, param: str) -> TextPart:
+    text = part.refusal if part.type == "refusal" else part.text
+    if part.type not in ("input_text", "output_text", "text", "refusal"):
+        raise BadRequest(
+            f"{param}: parts of type {part.type[:40]!r} are not supported; text is", param=f"{param}.type"
+        )
+    if text is None:
+        raise BadRequest(f"{param} has no text", param=f"{param}.text")
+    return TextPart(type="text", text=text)
+
+
+def grammar_of(asked: ResponsesRequest) -> Grammar | None:
+    """Of `text.format`, or of a field that says the same. Raises `BadRequest`, also when both are there."""
+    elsewhere = grammar_option(asked)
+    form = asked.text.format if asked.text else None
+    if form is None:
+        return elsewhere
+    if form.type == "json_schema":
+        grammar = schema_grammar(form.schema, "text.format.schema")
+        if grammar is None:
+            raise BadRequest("text.format.schema is missing", param="text.format.schema")
+    elif form.type in ("text", "json_object"):
+        grammar = response_format(msgspec.Raw(msgspec.json.encode({"type": form.type})), "text.format")
+    else:
+        raise BadRequest(
+            f"text.format.type must be text, json_object or json_schema, got {form.type[:40]!r}",
+            param="text.format.type",
+        )
+    if grammar is not None and elsewhere is not None:
+        raise BadRequest(f"{elsewhere.param} can't be combined with text.format", param=elsewhere.param)
+    return grammar if grammar is not None else elsewhere
