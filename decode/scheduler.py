@@ -10,6 +10,7 @@ import zmq
 
 from diptych.decode.receiving import ReceivingLimits
 from diptych.decode.request import IN_TRANSFER, DecodeRequest, DecodeState
+from diptych.engine.kv_layout import Fingerprint
 from diptych.engine.request import Request
 from diptych.engine.running_batch import RunningBatch
 from diptych.engine.sampling import SampledToken, SamplingState
@@ -229,6 +230,9 @@ class DecodeScheduler(Scheduler):
             "num_waiting_reqs": len(self.requests) - len(self._batch.running),
             "num_used_tokens": counts["pages_held"] * self.pool.layout.page_size,
         }
+
+    def weights_changed(self, fingerprint: Fingerprint) -> None:
+        self._receiver.adopt(fingerprint)
 
     def settled(self) -> bool:
         return not self._quarantine

@@ -33,6 +33,8 @@ class ColocatedScheduler(Scheduler):
         self._end(request, finish)
 
     def advance(self) -> bool:
+        if not self.may("compute"):
+            return False
         self._batch.resume()
         computed = self._prefill()
         retracted, too_big = self._batch.make_room()

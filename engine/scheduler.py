@@ -19,27 +19,23 @@ from prometheus_client import CollectorRegistry
 from diptych.common_config import readback
 from diptych.engine.faults import FaultControl, Gate
 from diptych.engine.frontend_link import FrontendLink
+from diptych.engine.kv_layout import Fingerprint
 from diptych.engine.kv_pool import KVPool
 from diptych.engine.metrics import EngineMetrics
+from diptych.engine.operator_calls import OperatedEngine, OperatorCalls
 from diptych.engine.request import Request
 from diptych.engine.runner import ModelRunner
 from diptych.engine.sampling import SampledToken, SamplingState
 from diptych.engine.stepper import STEPPERS
+from diptych.engine.weight_update import LoadWeights, NewWeights, WeightUpdates
 from diptych.engine.wire import (
     Abort,
     Drain,
-    Faults,
-    FaultsReply,
     Finish,
-    FlushCache,
-    FlushReply,
     FrontendMessage,
     Generate,
-    GetState,
     OutputBatch,
     SchedulerReady,
-    SetLogLevel,
-    StateReply,
     TokenOutput,
 )
 
@@ -67,6 +63,7 @@ class SchedulerParts:
     """Running and queued together; one more is refused."""
     speculative_algorithm: str
     """A name of `stepper.STEPPERS`."""
+    load_weights: LoadWeights
     faults: FaultControl | None = None
     """None unless fault injection is on."""
 
@@ -84,6 +81,21 @@ class Scheduler(ABC):
         self._frontend = parts.frontend
         self._parent_fd = parts.parent_fd
         self._faults = parts.faults
+        self._operator = OperatorCalls(
+            OperatedEngine(
+                num_requests=lambda: len(self.requests),
+                settled=self.settled,
+                flush_cache=self.pool.flush_cache,
+                metrics=self.metrics.exposition,
+                load=self.load,
+                # What was asked, what is in effect, and what the runner was built with.
+                config=lambda: {**readback(), "runner": asdict(self.runner.facts)},
+                adopt=self._adopt,
+            ),
+            parts.frontend.send,
+            WeightUpdates(parts.load_weights),
+            parts.faults,
+        )
         self.stepper = STEPPERS[parts.speculative_algorithm](self.runner, self.metrics)
         self._outputs: list[TokenOutput] = []
         self._draining = False
@@ -119,6 +131,10 @@ class Scheduler(ABC):
         """Sockets and file descriptors, besides the frontend's, that can bring news; asked at each wait."""
         return ()
 
+    def weights_changed(self, fingerprint: Fingerprint) -> None:
+        """Other weights are in use from now on, and this is what peers must have in common with them."""
+        return
+
     def settled(self) -> bool:
         """With no request left: whether every page that a transfer may still touch has been given back."""
         return True
@@ -144,7 +160,10 @@ class Scheduler(ABC):
         """Wait at most `timeout` seconds for news (None: for ever), then work; True if there may be more to
         compute at once."""
         self._receive(timeout)
+        self._operator.finish_update()
         busy = self.advance()
+        if busy:
+            self._operator.profiler.step()
         self._flush_outputs()
         if not self.requests:
             self._when_idle()
@@ -152,7 +171,7 @@ class Scheduler(ABC):
 
     def _receive(self, timeout: float | None) -> None:
         poller = zmq.Poller()
-        for source in (self._frontend.socket, self._parent_fd, *self.pollables()):
+        for source in (self._frontend.socket, self._parent_fd, self._operator.weights, *self.pollables()):
             poller.register(source, zmq.POLLIN)
         # ZMQ counts whole milliseconds: round up, or the last fraction of a wait becomes a busy loop.
         ready = dict(poller.poll(None if timeout is None else math.ceil(timeout * 1000)))
@@ -173,28 +192,10 @@ class Scheduler(ABC):
                     self.abort(request, Finish(kind="abort", message=reason))
                     if quiet:
                         self._outputs = [output for output in self._outputs if output.rid != rid]
-            case FlushCache(call_id=call_id):
-                self._frontend.send(self._flush_cache(call_id))
-            case GetState(call_id=call_id):
-                self._frontend.send(
-                    StateReply(
-                        call_id=call_id,
-                        metrics=self.metrics.exposition(),
-                        load=self.load(),
-                        # What was asked, what is in effect, and what the runner was built with.
-                        config={**readback(), "runner": asdict(self.runner.facts)},
-                    )
-                )
             case Drain():
                 self._draining = True
-            case Faults(call_id=call_id, change=change):
-                assert self._faults is not None, "the frontend has this route only with fault injection"
-                if change is not None:
-                    self._faults.change(change)
-                self._frontend.send(FaultsReply(call_id=call_id, report=self._faults.report()))
-            case SetLogLevel(level=level):
-                logging.getLogger().setLevel(level.upper())
-                log.info("log level is now %s", level)
+            case _:
+                self._operator.handle(message)
 
     def _take(self, message: Generate) -> None:
         try:
@@ -204,6 +205,8 @@ class Scheduler(ABC):
                 )
             if self._draining:
                 raise RequestRefused("the worker is shutting down", status=503)
+            if problem := self._operator.refuses_requests():
+                raise RequestRefused(problem, status=503)
             if len(self.requests) >= self.max_requests:
                 raise RequestRefused(f"the queue is full ({self.max_requests} requests)", status=429)
             self._require_room_for(message)
@@ -239,13 +242,16 @@ class Scheduler(ABC):
         except ValueError as error:
             raise RequestRefused(str(error), status=400, param="logit_bias") from error
 
-    def _flush_cache(self, call_id: int) -> FlushReply:
-        if self.requests:
-            return FlushReply(call_id=call_id, ok=False, message=f"{len(self.requests)} requests are running")
-        if not self.settled():
-            return FlushReply(call_id=call_id, ok=False, message="a failed transfer is still draining")
-        dropped = self.pool.flush_cache()
-        return FlushReply(call_id=call_id, ok=True, message=f"{dropped} pages dropped")
+    def _adopt(self, weights: NewWeights) -> None:
+        """Nothing runs, and nothing that was computed with the old weights may be used again."""
+        assert not self.requests
+        self.runner.model = weights.model
+        self.pool.flush_cache()
+        self.weights_changed(weights.fingerprint)
+
+    def close(self) -> None:
+        """After `run`."""
+        self._operator.close()
 
     def _flush_outputs(self) -> None:
         if self._outputs:
@@ -268,7 +274,9 @@ class Scheduler(ABC):
     # ---- pieces of a turn that roles compose ----------------------------------------------------------
 
     def may(self, gate: Gate) -> bool:
-        """Whether this step may happen now: always, unless fault injection holds it."""
+        """Whether this step may happen now: always, unless an operator or fault injection holds it."""
+        if gate == "compute" and self._operator.paused:
+            return False
         return self._faults is None or self._faults.may(gate)
 
     def accept(self, request: Request, token: SampledToken | None) -> Finish | None:

@@ -97,6 +97,41 @@ class GetState(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     call_id: int
 
 
+class PauseGeneration(msgspec.Struct, frozen=True, kw_only=True, tag="pause"):
+    """Compute nothing more until `ContinueGeneration`. Requests are taken and wait, with their deadlines."""
+
+    call_id: int
+
+
+class ContinueGeneration(msgspec.Struct, frozen=True, kw_only=True, tag="continue"):
+    call_id: int
+
+
+class UpdateWeights(msgspec.Struct, frozen=True, kw_only=True, tag="update_weights"):
+    """Serve these weights from now on. Refused (ok=False) while requests are running; until the answer, new
+    requests are."""
+
+    call_id: int
+    model_dir: str
+    """As `weights.source.prepare_model` returns it."""
+    load_format: str
+
+
+class StartProfile(msgspec.Struct, frozen=True, kw_only=True, tag="start_profile"):
+    """Record what the scheduler's thread computes, until `StopProfile` or for `num_steps` forward steps."""
+
+    call_id: int
+    path: str
+    """Of the trace file to write; its folder exists."""
+    num_steps: int | None = None
+    record_shapes: bool = False
+    with_stack: bool = False
+
+
+class StopProfile(msgspec.Struct, frozen=True, kw_only=True, tag="stop_profile"):
+    call_id: int
+
+
 class Drain(msgspec.Struct, frozen=True, kw_only=True, tag="drain"):
     """Stop admitting; exit once everything running has ended (the frontend sets the bound)."""
 
@@ -114,7 +149,20 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, tag="faults"):
     change: FaultChange | None = None
 
 
-FrontendMessage = Generate | Abort | FlushCache | GetState | Drain | SetLogLevel | Faults
+FrontendMessage = (
+    Generate
+    | Abort
+    | FlushCache
+    | GetState
+    | PauseGeneration
+    | ContinueGeneration
+    | UpdateWeights
+    | StartProfile
+    | StopProfile
+    | Drain
+    | SetLogLevel
+    | Faults
+)
 
 # ---- scheduler → frontend ---------------------------------------------------------------------------
 
@@ -164,10 +212,15 @@ class SchedulerReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     eos_token_ids: list[int]
 
 
-class FlushReply(msgspec.Struct, frozen=True, kw_only=True, tag="flushed"):
+class ActionReply(msgspec.Struct, frozen=True, kw_only=True, tag="action_reply"):
+    """To every order that carries a `call_id`."""
+
     call_id: int
     ok: bool
     message: str = ""
+    """What was done, or why it was not: a sentence for the operator."""
+    status: int = 400
+    """Without `ok`: the HTTP status to answer with."""
 
 
 class StateReply(msgspec.Struct, frozen=True, kw_only=True, tag="state_reply"):
@@ -187,7 +240,7 @@ class FaultsReply(msgspec.Struct, frozen=True, kw_only=True, tag="faults_reply")
     report: FaultReport
 
 
-SchedulerMessage = OutputBatch | SchedulerReady | FlushReply | StateReply | FaultsReply
+SchedulerMessage = OutputBatch | SchedulerReady | ActionReply | StateReply | FaultsReply
 
 MAX_MESSAGE_BYTES = 256 << 20
 

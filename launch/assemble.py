@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import psutil
@@ -24,10 +25,13 @@ from diptych.common_config import (
 from diptych.engine.kv_layout import Fingerprint, KVLayout
 from diptych.engine.kv_pool import KVPool
 from diptych.engine.models.config import ModelConfig
+from diptych.engine.models.decoder import DecoderLM
+from diptych.engine.models.errors import ModelError
 from diptych.engine.prompt_queue import PromptQueue
 from diptych.engine.runner import ModelRunner, RunnerFacts
 from diptych.engine.running_batch import RunningBatch
 from diptych.engine.scheduler import SchedulerParts
+from diptych.engine.weight_update import LoadWeights, NewWeights, WeightsRefused
 from diptych.engine.weights.identity import dummy_identity, model_identity
 from diptych.engine.weights.loader import load_model
 from diptych.kernels.registry import make_attention_backend, resolve_attention_backend
@@ -121,6 +125,43 @@ def build_runner(model_dir: Path, report: Callable[[str], None]) -> ModelRunner:
     )
 
 
+def weights_loader(runner: ModelRunner) -> LoadWeights:
+    """Loads weights to take the place of the runner's, for its pool, device and backends."""
+    config, facts = runner.model.config, runner.facts
+    device, seed = runner.pool.slab.device, get_model().random_seed
+
+    def load(model_dir: Path, load_format: str) -> NewWeights:
+        try:
+            _require_same_model(config, ModelConfig.from_dir(model_dir))
+            model: DecoderLM = load_model(
+                model_dir,
+                dtype=getattr(torch, facts.dtype),
+                device=device,
+                load_format=load_format,
+                linear_backend=facts.linear_backend,
+                seed=seed,
+                batch_invariant=facts.batch_invariant,
+                torch_compile=facts.torch_compile,
+            )
+            return NewWeights(model, fingerprint(runner, model_dir, load_format, seed))
+        except (ModelError, OSError, MemoryError, torch.OutOfMemoryError) as error:
+            raise WeightsRefused(str(error)) from error
+
+    return load
+
+
+def _require_same_model(served: ModelConfig, new: ModelConfig) -> None:
+    """Raises `WeightsRefused` unless only the weights differ: pool, tokenizer and context stay."""
+    differences = [
+        f"{field.name} is {getattr(new, field.name)!r}, here {getattr(served, field.name)!r}"
+        for field in fields(served)
+        # What the weights are kept in on disk; they are cast.
+        if field.name != "dtype" and getattr(new, field.name) != getattr(served, field.name)
+    ]
+    if differences:
+        raise WeightsRefused(f"another model needs a restart: {'; '.join(differences)}")
+
+
 def build_prompt_queue(runner: ModelRunner, keep_free: Callable[[], int]) -> PromptQueue:
     schedule = get_schedule()
     return PromptQueue(
@@ -151,12 +192,11 @@ def build_running_batch(runner: ModelRunner) -> RunningBatch:
     return RunningBatch(runner.pool, reserved_tokens=get_schedule().num_reserved_decode_tokens)
 
 
-def fingerprint(runner: ModelRunner, model_dir: Path) -> Fingerprint:
-    """What the peer cluster's worker must have in common with this one."""
+def fingerprint(runner: ModelRunner, model_dir: Path, load_format: str, seed: int) -> Fingerprint:
+    """What the peer cluster's worker must have in common with this one, serving weights from `model_dir`."""
     layout = runner.pool.layout
-    is_dummy = runner.facts.load_format == "dummy"
     return Fingerprint(
-        model=dummy_identity(model_dir, get_model().random_seed) if is_dummy else model_identity(model_dir),
+        model=dummy_identity(model_dir, seed) if load_format == "dummy" else model_identity(model_dir),
         dtype=runner.facts.dtype,
         kv_dtype=layout.dtype,
         num_layers=layout.num_layers,

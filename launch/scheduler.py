@@ -3,7 +3,6 @@ builds its role and runs the loop until the frontend is gone or asks it to drain
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import signal
 import sys
@@ -20,6 +19,7 @@ from diptych.common_config import (
     as_dict,
     get_context,
     get_disagg,
+    get_model,
     get_observability,
     get_parallel,
     get_schedule,
@@ -32,6 +32,8 @@ from diptych.engine.frontend_link import FrontendLink
 from diptych.engine.models.errors import ModelError
 from diptych.engine.runner import ModelRunner
 from diptych.engine.scheduler import Scheduler, SchedulerParts
+from diptych.engine.weight_update import NewWeights, WeightsRefused
+from diptych.httpserver.exposure import is_loopback
 from diptych.kernels.registry import UnknownBackendError
 from diptych.kvtransfer.backends.interface import TransferBackend
 from diptych.kvtransfer.backends.mooncake_library import MooncakeSettings
@@ -52,6 +54,7 @@ from diptych.launch.assemble import (
     build_runner,
     build_running_batch,
     fingerprint,
+    weights_loader,
     with_faults,
 )
 from diptych.launch.errors import StartupError
@@ -96,6 +99,7 @@ def _run(role: Role, start: SchedulerStart) -> int:
         parent_fd=STDIN,
         max_requests=schedule.max_running_requests + schedule.max_queued_requests,
         speculative_algorithm=get_spec().speculative_algorithm,
+        load_weights=weights_loader(runner),
     )
     try:
         scheduler, close = _ROLES[role](parts, model_dir)
@@ -108,6 +112,7 @@ def _run(role: Role, start: SchedulerStart) -> int:
     try:
         scheduler.run()
     finally:
+        scheduler.close()
         # The transfer library first: it must let go of the slab before the slab goes.
         close()
         frontend.close()
@@ -131,18 +136,27 @@ def _prefill(parts: SchedulerParts, model_dir: Path) -> RoleParts:
     identity = Identity.current()
     transfer, faults = with_faults(_transfer_parts(parts, model_dir, identity))
     sender = PrefillSender(transfer)
-    register(
-        disagg.disaggregation_advertise_host,
-        disagg.disaggregation_bootstrap_port,
-        sender.route(
-            worker_id=identity.instance_id,
-            # After the runner is built: what a load-time gate turned off is off in here too.
-            published={"schedule": as_dict(get_schedule()), "disagg": as_dict(disagg)},
-            world_size=get_parallel().world_size,
-        ),
-        timeout=disagg.handshake_timeout,
+    route = sender.route(
+        worker_id=identity.instance_id,
+        # After the runner is built: what a load-time gate turned off is off in here too.
+        published={"schedule": as_dict(get_schedule()), "disagg": as_dict(disagg)},
+        world_size=get_parallel().world_size,
     )
-    return build_prefill_scheduler(replace(parts, faults=faults), sender), sender.close
+    timeout = disagg.handshake_timeout
+    host, port = disagg.disaggregation_advertise_host, disagg.disaggregation_bootstrap_port
+    register(host, port, route, timeout=timeout)
+
+    def load_weights(directory: Path, load_format: str) -> NewWeights:
+        """Decode workers must see that they are others, and match once they have them too."""
+        weights = parts.load_weights(directory, load_format)
+        try:
+            register(host, port, route.with_weights(weights.fingerprint), timeout=timeout)
+        except TransferError as error:
+            raise WeightsRefused(str(error)) from error
+        return weights
+
+    parts = replace(parts, faults=faults, load_weights=load_weights)
+    return build_prefill_scheduler(parts, sender), sender.close
 
 
 def _decode(parts: SchedulerParts, model_dir: Path) -> RoleParts:
@@ -187,7 +201,9 @@ def _transfer_parts(parts: SchedulerParts, model_dir: Path, identity: Identity) 
         backend=backend,
         checksums=PageChecksums(parts.runner.pool.slab, page_bytes=parts.runner.pool.layout.page_bytes),
         control=control,
-        fingerprint=fingerprint(parts.runner, model_dir),
+        fingerprint=fingerprint(
+            parts.runner, model_dir, parts.runner.facts.load_format, get_model().random_seed
+        ),
         identity=identity,
         settings=settings,
         stats=stats,
@@ -211,14 +227,6 @@ def _backend(runner: ModelRunner, identity: Identity) -> TransferBackend:
             stall_timeout=4 * disagg.heartbeat_interval,
         ),
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Names count as reachable from elsewhere, but for the one that never is."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _settings() -> TransferSettings:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import zmq
 
+from diptych.engine.kv_layout import Fingerprint
 from diptych.engine.prompt_queue import PrefillPlan, PromptQueue
 from diptych.engine.radix_cache import PrefixMatch
 from diptych.engine.request import Request
@@ -236,6 +237,9 @@ class PrefillScheduler(Scheduler):
             "num_waiting_reqs": self._queue.num_waiting,
             "num_used_tokens": counts["pages_held"] * self.pool.layout.page_size,
         }
+
+    def weights_changed(self, fingerprint: Fingerprint) -> None:
+        self._sender.adopt(fingerprint)
 
     def settled(self) -> bool:
         return not self._draining_pages

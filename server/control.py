@@ -8,7 +8,7 @@ from typing import cast
 
 from aiohttp import web
 
-from diptych.engine.wire import SamplingParams
+from diptych.engine.wire import FlushCache, SamplingParams
 from diptych.server.body import read_json
 from diptych.server.chat import render_chat
 from diptych.server.errors import BadRequest, DeadlineExceeded, Unavailable
@@ -37,10 +37,12 @@ async def health_generate(request: web.Request) -> web.Response:
     manager.check_admission()
     if frontend.kind is not WorkerKind.COLOCATED:
         try:
-            await manager.state(PROBE_TIMEOUT)
+            await manager.calls.state(PROBE_TIMEOUT)
         except DeadlineExceeded as error:
             raise Unavailable(error.message) from None
         return web.Response()
+    if manager.paused:
+        raise Unavailable("paused; POST /continue_generation ends that")
     plan = PromptPlan(
         ids=[0],
         sampling=SamplingParams(max_new_tokens=1, seed=0, temperature=0.0, ignore_eos=True),
@@ -58,7 +60,8 @@ async def health_generate(request: web.Request) -> web.Response:
 
 
 async def flush_cache(request: web.Request) -> web.Response:
-    reply = await request.app[FRONTEND].manager.flush_cache(FLUSH_TIMEOUT)
+    calls = request.app[FRONTEND].manager.calls
+    reply = await calls.act(lambda call_id: FlushCache(call_id=call_id), FLUSH_TIMEOUT)
     if not reply.ok:
         raise BadRequest(reply.message or "the cache can't be flushed now", code="flush_refused")
     return json_response({"success": True, "message": reply.message or "the prefix cache is empty"})

@@ -31,5 +31,5 @@ async def change_faults(request: web.Request) -> web.Response:
 
 
 async def _answer(request: web.Request, change: FaultChange | None) -> web.Response:
-    reply = await request.app[FRONTEND].manager.faults(change, FAULTS_TIMEOUT)
+    reply = await request.app[FRONTEND].manager.calls.faults(change, FAULTS_TIMEOUT)
     return json_response(msgspec.to_builtins(reply.report))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 from aiohttp import web
@@ -23,10 +25,8 @@ class WorkerKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What clients are told about the model, and can't change. Its name can: see `Frontend.served_name`."""
+    """What clients are told about the model, and can't change. Its name and weights can: see `Frontend`."""
 
-    path: str
-    """As it was asked for."""
     tokenizer_path: str
     model_type: str
     architectures: list[str]
@@ -42,6 +42,8 @@ class Frontend:
     chat_template: ChatTemplate | None
     created: int
     """Unix seconds of the start."""
+    find_weights: Callable[[str, str], Path]
+    """From (model path, load format) to what the scheduler can load; blocks. Raises `BadRequest`."""
     bootstrap_port: int | None = None
     """Prefill: where its bootstrap service listens."""
     fault_injection: bool = False
@@ -61,9 +63,14 @@ class Frontend:
         """The label of the weights, now."""
         return cast("str", self.manager.config_value("weight_version"))
 
+    @property
+    def model_path(self) -> str:
+        """Where the weights came from, as it was asked for."""
+        return cast("str", self.manager.config_value("model_path"))
+
     def check_model(self, name: str | None) -> None:
         """Raises `ModelNotFound` for another model's name; no name means ours."""
-        if name is not None and name not in (self.served_name, self.model.path, "default"):
+        if name is not None and name not in (self.served_name, self.model_path, "default"):
             raise ModelNotFound(
                 f"the model {name!r} is not served here; {self.served_name!r} is", param="model"
             )

@@ -23,7 +23,7 @@ def _model_object(frontend: Frontend) -> dict[str, object]:
         "object": "model",
         "created": frontend.created,
         "owned_by": "diptych",
-        "root": model.path,
+        "root": frontend.model_path,
         "max_model_len": model.limits.context_length,
     }
 
@@ -45,7 +45,7 @@ async def model_info(request: web.Request) -> web.Response:
     facts = frontend.model
     return json_response(
         {
-            "model_path": facts.path,
+            "model_path": frontend.model_path,
             "tokenizer_path": facts.tokenizer_path,
             "served_model_name": frontend.served_name,
             "weight_version": frontend.weight_version,
@@ -63,7 +63,7 @@ async def server_info(request: web.Request) -> web.Response:
     fields at the top are those that routers read."""
     frontend = request.app[FRONTEND]
     manager = frontend.manager
-    state = await manager.state(STATE_TIMEOUT)
+    state = await manager.calls.state(STATE_TIMEOUT)
     # The record is the same in both processes; it is shown once.
     own = dict(readback())
     record, provenance = own.pop("record"), own.pop("provenance")
@@ -74,7 +74,7 @@ async def server_info(request: web.Request) -> web.Response:
             "version": importlib.metadata.version("diptych"),
             "disaggregation_mode": "null" if frontend.kind == "colocated" else frontend.kind.value,
             "disaggregation_bootstrap_port": frontend.bootstrap_port,
-            "model_path": facts.path,
+            "model_path": frontend.model_path,
             "tokenizer_path": facts.tokenizer_path,
             "served_model_name": frontend.served_name,
             "weight_version": frontend.weight_version,
@@ -85,7 +85,7 @@ async def server_info(request: web.Request) -> web.Response:
             "context_length": facts.limits.context_length,
             "vocab_size": facts.limits.vocab_size,
             "max_request_bytes": get_serving().max_request_bytes,
-            "status": "draining" if manager.draining else "ready",
+            "status": "draining" if manager.draining else "paused" if manager.paused else "ready",
             "load": state.load,
             "record": record,
             "provenance": provenance,
@@ -97,7 +97,7 @@ async def server_info(request: web.Request) -> web.Response:
 
 
 async def load(request: web.Request) -> web.Response:
-    state = await request.app[FRONTEND].manager.state(STATE_TIMEOUT)
+    state = await request.app[FRONTEND].manager.calls.state(STATE_TIMEOUT)
     waiting = state.load.get("num_waiting_reqs", 0)
     return json_response(
         [
@@ -116,7 +116,7 @@ async def metrics(request: web.Request) -> web.Response:
     moment when the former matter."""
     manager = request.app[FRONTEND].manager
     try:
-        scheduler = (await manager.state(STATE_TIMEOUT)).metrics
+        scheduler = (await manager.calls.state(STATE_TIMEOUT)).metrics
     except ApiError as error:
         scheduler = f"# the scheduler's metrics are missing: {error.message}\n"
     response = web.Response(body=(manager.metrics.text() + scheduler).encode())

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Self
+from collections.abc import Mapping, Sequence
 
-from diptych.engine.faults import FaultChange
 from diptych.engine.wire import (
     Abort,
+    ActionReply,
     Drain,
-    Faults,
     FaultsReply,
-    FlushCache,
-    FlushReply,
     Generate,
-    GetState,
     OutputBatch,
     SchedulerReady,
     SetLogLevel,
@@ -25,82 +19,18 @@ from diptych.engine.wire import (
     TokenOutput,
 )
 from diptych.server.config_overlay import ConfigOverlay
-from diptych.server.errors import ApiError, BadRequest, DeadlineExceeded, Unavailable, engine_error
+from diptych.server.errors import ApiError, BadRequest, Unavailable
 from diptych.server.metrics import FrontendMetrics
-from diptych.server.sample import Sample, SampleDelta, SampleSpec
+from diptych.server.running_request import RunningRequest
+from diptych.server.sample import Sample, SampleSpec
+from diptych.server.scheduler_calls import SchedulerCalls
 from diptych.server.scheduler_link import SchedulerLink
 from diptych.server.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-_MakeCall = Callable[[int], FlushCache | GetState | Faults]
-_Reply = FlushReply | StateReply | FaultsReply
-
 LONG_TEXT = 2_000
 """Characters from which tokenising leaves the event loop (a few milliseconds)."""
-
-
-class RunningRequest:
-    """The samples of one HTTP request. Leaving the `with` block aborts those that haven't ended, so a
-    handler that is cancelled (the client left) or fails frees everything at once."""
-
-    def __init__(self, manager: TokenizerManager, samples: Sequence[Sample], *, whole: bool) -> None:
-        self.samples = list(samples)
-        self._manager = manager
-        self._whole = whole
-        self._dirty: dict[int, None] = {}
-        self._news = asyncio.Event()
-        self._error: ApiError | None = None
-        self._open = len(self.samples)
-
-    def notice(self, sample: Sample) -> None:
-        """Something of `sample` is new. With `whole`, only its end is news."""
-        if sample.finish is not None:
-            self._open -= 1
-            if sample.finish.kind == "error" and self._error is None:
-                finish = sample.finish
-                self._error = engine_error(finish.message, status=finish.status, param=finish.param)
-        elif self._whole:
-            return
-        self._dirty[sample.spec.index] = None
-        if not self._whole or not self._open or self._error:
-            self._news.set()
-
-    def fail(self, error: ApiError) -> None:
-        self._error = self._error or error
-        self._news.set()
-
-    @property
-    def has_output(self) -> bool:
-        return any(sample.first_token is not None for sample in self.samples)
-
-    @property
-    def ended(self) -> bool:
-        return self._open == 0 and not self._dirty
-
-    async def next(self) -> list[SampleDelta]:
-        """Wait for news and take it. Raises the request's `ApiError` if it failed. Not when `ended`."""
-        await self._news.wait()
-        self._news.clear()
-        if self._error is not None:
-            raise self._error
-        deltas = [self.samples[index].take() for index in self._dirty]
-        self._dirty.clear()
-        return deltas
-
-    async def finished(self) -> list[Sample]:
-        """Wait for the end of every sample."""
-        while not self.ended:
-            await self.next()
-        return self.samples
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._manager.release(self)
 
 
 class TokenizerManager:
@@ -121,12 +51,16 @@ class TokenizerManager:
         self.ready: asyncio.Future[SchedulerReady] = asyncio.get_running_loop().create_future()
         self.dead: Unavailable | None = None
         self.draining = False
+        self.held: Unavailable | None = None
+        """Why no request is taken for the moment."""
+        self.paused = False
+        """Requests are taken, and wait."""
+        self.calls = SchedulerCalls(link)
         self._link = link
         self._prefill = prefill
         self._running: dict[str, tuple[Sample, RunningRequest]] = {}
         self._requests: set[RunningRequest] = set()
         self._public: dict[str, list[str]] = {}
-        self._calls: dict[int, asyncio.Future[_Reply]] = {}
         self._serial = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -167,7 +101,7 @@ class TokenizerManager:
             self._serial += 1
             wire_id = f"{self._serial}:{spec.rid}"
             samples.append(Sample(spec, wire_id, self.tokenizer, match_stops=not self._prefill))
-        request = RunningRequest(self, samples, whole=self._prefill)
+        request = RunningRequest(samples, whole=self._prefill, release=self.release)
         self._requests.add(request)
         self._idle.clear()
         try:
@@ -183,6 +117,8 @@ class TokenizerManager:
             raise self.dead
         if self.draining:
             raise Unavailable("this worker is shutting down", headers={"Retry-After": "1"})
+        if self.held is not None:
+            raise self.held
 
     def _hand_over(self, sample: Sample, request: RunningRequest) -> None:
         spec = sample.spec
@@ -248,10 +184,8 @@ class TokenizerManager:
                 case SchedulerReady():
                     if not self.ready.done():
                         self.ready.set_result(message)
-                case FlushReply() | StateReply() | FaultsReply():
-                    call = self._calls.pop(message.call_id, None)
-                    if call is not None and not call.done():
-                        call.set_result(message)
+                case ActionReply() | StateReply() | FaultsReply():
+                    self.calls.answered(message)
 
     def _on_output(self, output: TokenOutput) -> None:
         entry = self._running.get(output.rid)
@@ -283,44 +217,7 @@ class TokenizerManager:
         has_run = ApiError(message, code="engine_error")
         for request in self._requests:
             request.fail(has_run if request.has_output else self.dead)
-        for call in self._calls.values():
-            if not call.done():
-                call.set_exception(self.dead)
-        self._calls.clear()
-
-    async def flush_cache(self, bound: float) -> FlushReply:
-        reply = await self._call(lambda call_id: FlushCache(call_id=call_id), bound)
-        assert isinstance(reply, FlushReply)
-        return reply
-
-    async def state(self, bound: float) -> StateReply:
-        """The scheduler's counters and bags; raises `DeadlineExceeded` after `bound` seconds."""
-        reply = await self._call(lambda call_id: GetState(call_id=call_id), bound)
-        assert isinstance(reply, StateReply)
-        return reply
-
-    async def faults(self, change: FaultChange | None, bound: float) -> FaultsReply:
-        """What fault injection does, after `change`. Only where it is on."""
-        reply = await self._call(lambda call_id: Faults(call_id=call_id, change=change), bound)
-        assert isinstance(reply, FaultsReply)
-        return reply
-
-    async def _call(self, make: _MakeCall, bound: float) -> _Reply:
-        if self.dead is not None:
-            raise self.dead
-        self._serial += 1
-        call_id = self._serial
-        future: asyncio.Future[_Reply] = asyncio.get_running_loop().create_future()
-        self._calls[call_id] = future
-        try:
-            if not self._link.send(make(call_id)):
-                raise Unavailable("the worker's scheduler is gone")
-            async with asyncio.timeout(bound):
-                return await future
-        except TimeoutError:
-            raise DeadlineExceeded(f"the scheduler did not answer within {bound:g} s") from None
-        finally:
-            self._calls.pop(call_id, None)
+        self.calls.fail(self.dead)
 
     def set_log_level(self, level: str) -> None:
         """Of this process and the scheduler's. Raises `Unavailable`, and changes nothing, without one."""

@@ -12,3 +12,9 @@ class Observability(Namespace):
         "info", help="Least severe message that is logged.", choices=("debug", "info", "warning", "error")
     )
     log_requests: bool = leaf(False, help="Log a line for each request that ends.")
+    profile_dir: str | None = leaf(
+        None,
+        help="Folder for the traces of /start_profile; made if need be.",
+        open_means="no profiles can be recorded",
+        metavar="DIR",
+    )

@@ -103,7 +103,7 @@ class Scripted:
                     self.out(rid, finish=wire.Finish(kind="abort", message=reason))
             case wire.FlushCache(call_id=call_id):
                 self.send(
-                    wire.FlushReply(call_id=call_id, ok=not self.running, message="requests are running")
+                    wire.ActionReply(call_id=call_id, ok=not self.running, message="requests are running")
                 )
             case wire.GetState(call_id=call_id):
                 load = {"num_running_reqs": len(self.running), "num_waiting_reqs": 0, "num_used_tokens": 7}

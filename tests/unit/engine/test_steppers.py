@@ -16,7 +16,7 @@ from diptych.engine.colocated import ColocatedScheduler
 from diptych.engine.frontend_link import FrontendLink
 from diptych.engine.scheduler import SchedulerParts
 from diptych.engine.stepper import STEPPERS, Stepper
-from diptych.launch.assemble import build_prompt_queue, build_runner, build_running_batch
+from diptych.launch.assemble import build_prompt_queue, build_runner, build_running_batch, weights_loader
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -65,10 +65,13 @@ def test_a_scheduler_takes_the_stepper_of_its_algorithm(
                 parent_fd=0,
                 max_requests=1,
                 speculative_algorithm=get_spec().speculative_algorithm,
+                load_weights=weights_loader(runner),
             )
             queue = build_prompt_queue(runner, keep_free=batch.keep_free)
             running = get_schedule().max_running_requests
-            assert type(ColocatedScheduler(parts, queue, batch, max_running=running).stepper) is Other
+            scheduler = ColocatedScheduler(parts, queue, batch, max_running=running)
+            scheduler.close()
+            assert type(scheduler.stepper) is Other
     finally:
         link.close()
         context.term()

@@ -9,6 +9,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import zmq
@@ -17,14 +18,23 @@ from prometheus_client import CollectorRegistry
 from diptych.decode.scheduler import DecodeScheduler
 from diptych.engine.background import BackgroundPool
 from diptych.engine.frontend_link import FrontendLink
-from diptych.engine.kv_layout import Fingerprint
+from diptych.engine.kv_layout import Fingerprint, KVLayout
 from diptych.engine.kv_pool import KVPool
 from diptych.engine.models.decoder import DecoderLM
 from diptych.engine.prompt_queue import PromptQueue
 from diptych.engine.runner import ModelRunner, RunnerFacts
 from diptych.engine.running_batch import RunningBatch
 from diptych.engine.scheduler import Scheduler, SchedulerParts
-from diptych.engine.wire import Abort, Finish, Generate, OutputBatch, SamplingParams, encode
+from diptych.engine.weight_update import NewWeights, WeightsRefused
+from diptych.engine.wire import (
+    ActionReply,
+    Finish,
+    FrontendMessage,
+    Generate,
+    OutputBatch,
+    SamplingParams,
+    encode,
+)
 from diptych.engine.wire import decode_from_scheduler as decode_reply
 from diptych.kernels.registry import make_attention_backend
 from diptych.kvtransfer.backends.fake import FakeBackend, FakeFabric
@@ -57,6 +67,19 @@ class Sample:
         self.finish: Finish | None = None
 
 
+def fingerprint(layout: KVLayout, weights: str) -> Fingerprint:
+    return Fingerprint(
+        model=weights,
+        dtype="float32",
+        kv_dtype="float32",
+        num_layers=layout.num_layers,
+        kv_heads=layout.kv_heads,
+        head_dim=layout.head_dim,
+        page_size=layout.page_size,
+        vocab_size=VOCAB,
+    )
+
+
 class Side:
     """A scheduler with its frontend's end of the socket and what it has answered, by request id."""
 
@@ -78,6 +101,9 @@ class Side:
         self.samples: defaultdict[str, Sample] = defaultdict(Sample)
         self.faults = Injector(TransferStats(CollectorRegistry(), backend="fake"))
         """Of its gates alone: what it sends and writes is as it should be."""
+        self.other_weights: dict[str, NewWeights] = {}
+        """By directory, what it can be told to load."""
+        self.replies: list[ActionReply] = []
         self.parts = SchedulerParts(
             runner=runner,
             frontend=self._link,
@@ -85,18 +111,27 @@ class Side:
             parent_fd=self._alive[0],
             max_requests=1000,
             speculative_algorithm="none",
+            load_weights=self._load_weights,
             faults=self.faults,
         )
         self.scheduler: Scheduler
         self.transfer: PrefillSender | DecodeReceiver
 
-    def send(self, message: Generate | Abort) -> None:
+    def _load_weights(self, model_dir: Path, load_format: str) -> NewWeights:
+        if str(model_dir) not in self.other_weights:
+            raise WeightsRefused(f"there are none in {model_dir}")
+        return self.other_weights[str(model_dir)]
+
+    def send(self, message: FrontendMessage) -> None:
         self._frontend.send(encode(message))
 
     def turn(self) -> bool:
         busy = self.scheduler.turn(0.0)
         while self._frontend.poll(0):
             batch = decode_reply(self._frontend.recv())
+            if isinstance(batch, ActionReply):
+                self.replies.append(batch)
+                continue
             assert isinstance(batch, OutputBatch)
             for output in batch.outputs:
                 sample = self.samples[output.rid]
@@ -116,6 +151,7 @@ class Side:
         return not (self.scheduler.requests or allocator.held or allocator.quarantined)
 
     def close(self) -> None:
+        self.scheduler.close()
         self.transfer.close()
         self._link.close()
         self._frontend.close(0)
@@ -128,6 +164,8 @@ class PrefillSide(Side):
     transfer: PrefillSender
     port: int
     """What decode looks it up by."""
+    register: Callable[[Fingerprint], None]
+    """At its bootstrap service, as serving these weights."""
 
 
 class DecodeSide(Side):
@@ -164,6 +202,9 @@ class Cell:
         port = 9000 + next(self.numbers)
         self.routes["prefill", port] = _route(sender.route(worker_id=f"w{port}"))
         side.port = port
+        side.register = lambda weights: self.routes.update(
+            {("prefill", port): _route(sender.route(worker_id=f"w{port}").with_weights(weights))}
+        )
         side.scheduler = PrefillScheduler(
             side.parts,
             sender,
@@ -214,16 +255,7 @@ class Cell:
             ),
             checksums=PageChecksums(side.pool.slab, page_bytes=layout.page_bytes),
             control=ControlEndpoint(identity, "127.0.0.1", 0, self.settings.heartbeat_interval, stats),
-            fingerprint=Fingerprint(
-                model="tiny",
-                dtype="float32",
-                kv_dtype="float32",
-                num_layers=layout.num_layers,
-                kv_heads=layout.kv_heads,
-                head_dim=layout.head_dim,
-                page_size=layout.page_size,
-                vocab_size=VOCAB,
-            ),
+            fingerprint=fingerprint(layout, "tiny"),
             identity=identity,
             settings=self.settings,
             stats=stats,

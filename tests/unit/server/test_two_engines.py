@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import zmq
@@ -67,7 +68,6 @@ async def engine(tokenizer: Tokenizer) -> AsyncIterator[Engine]:
     link = SchedulerLink()
     manager = TokenizerManager(link, tokenizer, FrontendMetrics(), ConfigOverlay(), prefill=False)
     facts = ModelFacts(
-        path="/models/m",
         tokenizer_path="/models/m",
         model_type="llama",
         architectures=[],
@@ -75,7 +75,12 @@ async def engine(tokenizer: Tokenizer) -> AsyncIterator[Engine]:
         limits=Limits(context_length=64, vocab_size=9),
     )
     frontend = Frontend(
-        kind=WorkerKind.COLOCATED, model=facts, manager=manager, chat_template=None, created=0
+        kind=WorkerKind.COLOCATED,
+        model=facts,
+        manager=manager,
+        chat_template=None,
+        created=0,
+        find_weights=lambda path, load_format: Path(path),
     )
     heard: list[str] = []
     tasks = [
