@@ -55,7 +55,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	mkdir -p $(TYPES) && ln -sfn ../.. $(TYPES)/diptych
-	MYPYPATH=$(TYPES) $(BIN)/mypy $(foreach p,common_config kernels engine kvtransfer prefill decode server router launch bench,-p diptych.$(p))
+	MYPYPATH=$(TYPES) $(BIN)/mypy $(foreach p,common_config httpserver kernels engine kvtransfer prefill decode server router launch bench,-p diptych.$(p))
 
 clean:
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache *.egg-info

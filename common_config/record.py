@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Never, NoReturn, TypeVar
 
 import msgspec
@@ -196,12 +196,18 @@ class LaunchConfig(
     __hash__ = None  # type: ignore[assignment]
 
 
-def environment_of(record: LaunchConfig, program: Program) -> dict[str, str]:
+def environment_of(
+    record: LaunchConfig, program: Program, *, without: Collection[str] = ()
+) -> dict[str, str | None]:
     """The `DIPTYCH_` variables with which `program` started by this one resolves the same values: what was
     asked, by whatever means, and what only this program has as a default. Secrets included: an environment is
-    the child's alone, unlike its arguments. Laid over this process's own environment."""
-    variables = {}
+    the child's alone, unlike its arguments. Laid over this process's own environment, out of which None takes
+    a variable: the leaves `without` stay at their defaults."""
+    variables: dict[str, str | None] = {}
     for name, leaf in leaves_of(program).items():
+        if name in without:
+            variables[leaf.env] = None
+            continue
         if name not in record.provenance:
             continue
         value, where = getattr(record, name), record.provenance[name]

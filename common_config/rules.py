@@ -210,6 +210,48 @@ def _faults_without_injection(draft: Draft) -> Iterator[str]:
         yield "--fault-injection-rules needs --enable-fault-injection"
 
 
+def _unusable_key(name: str, key: str) -> str | None:
+    """A sentence that doesn't show the key, or None."""
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        return f"{LEAVES[name].flag} must be printable ASCII without spaces: it travels in an HTTP header"
+    return None
+
+
+@check("api_key", "admin_api_key")
+def _keys(draft: Draft) -> Iterator[str]:
+    for name in ("api_key", "admin_api_key"):
+        key = draft.values[name]
+        if key is not None and (problem := _unusable_key(name, key)):
+            yield problem
+    if draft.api_key and draft.admin_api_key == draft.api_key:
+        yield "--admin-api-key is the same as --api-key: leave it out, or take another"
+
+
+@check("ssl_certfile", "ssl_keyfile", "ssl_keyfile_password")
+def _tls_without_a_certificate(draft: Draft) -> Iterator[str]:
+    for name in ("ssl_keyfile", "ssl_keyfile_password"):
+        if draft.values[name] is not None and draft.ssl_certfile is None:
+            yield f"{LEAVES[name].flag} needs --ssl-certfile"
+
+
+MIN_SECRET = 16
+
+
+@check("cluster_secret")
+def _cluster_secret(draft: Draft) -> Iterator[str]:
+    if draft.cluster_secret is not None and len(draft.cluster_secret) < MIN_SECRET:
+        yield (
+            f"--cluster-secret has fewer than {MIN_SECRET} characters, which can be guessed; "
+            "`openssl rand -hex 32` makes one"
+        )
+
+
+@check("worker_ca_file", "worker_tls_verify")
+def _ca_without_verification(draft: Draft) -> Iterator[str]:
+    if draft.worker_ca_file is not None and not draft.worker_tls_verify:
+        yield "--worker-ca-file means nothing with --no-worker-tls-verify"
+
+
 @check("default_max_tokens", "context_length")
 def _default_fits_context(draft: Draft) -> Iterator[str]:
     if draft.default_max_tokens and draft.context_length and draft.default_max_tokens >= draft.context_length:

@@ -32,8 +32,9 @@ class Child:
 
     @classmethod
     async def start(
-        cls, name: str, module: str, arguments: Sequence[str], environment: Mapping[str, str]
+        cls, name: str, module: str, arguments: Sequence[str], environment: Mapping[str, str | None]
     ) -> Child:
+        """`environment` is laid over this process's own; None takes a variable out."""
         parent = os.getpid()
 
         def die_with_parent() -> None:
@@ -44,12 +45,13 @@ class Child:
 
         # Loaded before the fork: the child may only make plain system calls.
         libc = ctypes.CDLL(None)
+        laid: dict[str, str | None] = {**os.environ, **environment, "PYTHONUNBUFFERED": "1"}
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             module,
             *arguments,
-            env={**os.environ, **environment, "PYTHONUNBUFFERED": "1"},
+            env={name: value for name, value in laid.items() if value is not None},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

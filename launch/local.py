@@ -22,12 +22,16 @@ from diptych.common_config import (
 )
 from diptych.engine.models.errors import ModelError
 from diptych.engine.weights.source import prepare_model
+from diptych.httpserver.tls import TlsError, server_context
 from diptych.launch.child import Child, ChildFailed
 from diptych.launch.errors import StartupError
 from diptych.launch.prepare import bind
 
 # Beyond the workers' own shutdown timeout, before a child that doesn't end is killed.
 GRACE_SECONDS = 5.0
+
+# The router alone is reached by clients; its workers listen on loopback, and speak plain HTTP to it.
+TLS = ("ssl_certfile", "ssl_keyfile", "ssl_keyfile_password")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,9 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     publish(record, role=Role.LOCAL)
     serving = get_serving()
     try:
+        server_context()
         # The router binds it last; that it is taken should not be found out after both models are loaded.
         bind(serving.host, serving.port).close()
-    except StartupError as error:
+    except (StartupError, TlsError) as error:
         print(f"launch-local: {error}", file=sys.stderr)
         return 1
     # Once, here, so that the two workers don't both wait for one conversion without saying why.
@@ -55,13 +60,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"launch-local: {error}", file=sys.stderr)
         return 1
     environments = {
-        program: environment_of(record, program)
+        program: environment_of(record, program, without=() if program is Program.ROUTER else TLS)
         for program in (Program.PREFILL, Program.DECODE, Program.ROUTER)
     }
     return asyncio.run(_run(environments))
 
 
-async def _run(environments: dict[Program, dict[str, str]]) -> int:
+async def _run(environments: dict[Program, dict[str, str | None]]) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -81,7 +86,7 @@ async def _run(environments: dict[Program, dict[str, str]]) -> int:
     return code
 
 
-async def _serve(children: list[Child], environments: dict[Program, dict[str, str]]) -> str:
+async def _serve(children: list[Child], environments: dict[Program, dict[str, str | None]]) -> str:
     """Start all three and watch them; returns a sentence about the first that ended."""
     worker_flags = ["--host", "127.0.0.1", "--port", "0", "--disaggregation-control-port", "0"]
     prefill = await Child.start(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from diptych.common_config import LaunchConfig, Role, builds_from_record
 from diptych.engine.weights.source import prepare_model
 from diptych.kvtransfer.backends.mooncake_library import why_unavailable
+from diptych.httpserver.tls import load_server_context
 from diptych.launch.errors import StartupError
 from diptych.launch.faults import parse_rules
 from diptych.server.frontend import WorkerKind
@@ -25,6 +27,8 @@ class Prepared:
     http: socket.socket
     bootstrap: socket.socket | None
     scheduler_role: Role
+    tls: ssl.SSLContext | None
+    """For `http`."""
     scheduler_command: Sequence[str]
 
 
@@ -32,8 +36,8 @@ class Prepared:
 def prepare(
     kind: WorkerKind, record: LaunchConfig, scheduler_role: Role, scheduler_command: Sequence[str]
 ) -> Prepared:
-    """Find the model, bind the ports, and put what that settled on the record. Raises `StartupError` and
-    `ModelError`."""
+    """Find the model, bind the ports, and put what that settled on the record. Raises `StartupError`,
+    `TlsError` and `ModelError`."""
     if kind is not WorkerKind.COLOCATED and record.disaggregation_transfer_backend == "mooncake":
         problem = why_unavailable(record.mooncake_protocol)
         if problem is not None:
@@ -42,6 +46,9 @@ def prepare(
         parse_rules(record.fault_injection_rules)
     # Ports first: a port in use should not be found out after minutes of model conversion.
     http = bind(record.host, record.port)
+    tls = None
+    if record.ssl_certfile is not None:
+        tls = load_server_context(record.ssl_certfile, record.ssl_keyfile, record.ssl_keyfile_password)
     derived: dict[str, int] = {"port": http.getsockname()[1]}
     bootstrap = None
     if kind is WorkerKind.PREFILL:
@@ -70,6 +77,7 @@ def prepare(
         http=http,
         bootstrap=bootstrap,
         scheduler_role=scheduler_role,
+        tls=tls,
         scheduler_command=scheduler_command,
     )
 

@@ -28,11 +28,16 @@ from diptych.common_config import (
 )
 from diptych.engine.models.errors import ModelError
 from diptych.engine.wire import SchedulerReady
+from diptych.httpserver.exposure import is_loopback, open_http, warn
+from diptych.httpserver.limits import limits_from_config
+from diptych.httpserver.listen import BoundedSite, make_runner, shown_url
+from diptych.httpserver.tls import TlsError
 from diptych.kvtransfer.bootstrap.service import make_bootstrap_app
 from diptych.launch.errors import StartupError
 from diptych.launch.prepare import Prepared, prepare
 from diptych.launch.processes import SchedulerProcess, SchedulerStart, describe_exit
-from diptych.server.app import http_logger, make_app, make_runner
+from diptych.launch.registration import registered
+from diptych.server.app import make_app
 from diptych.server.chat_template import ChatTemplate
 from diptych.server.config_overlay import ConfigOverlay
 from diptych.server.frontend import Frontend, ModelFacts, WorkerKind
@@ -78,10 +83,33 @@ def run_worker(
             level=get_observability().log_level.upper(),
             format=f"%(asctime)s {kind} %(levelname)s %(name)s: %(message)s",
         )
+        warn(logger, [*open_http(get_serving().host), *_open_cluster(kind)])
         return asyncio.run(_run(kind, prepared))
-    except (StartupError, ModelError, TokenizerError) as error:
+    except (StartupError, TlsError, ModelError, TokenizerError) as error:
         print(f"{program.value}: {error}", file=sys.stderr)
         return 1
+
+
+REMEDY = "Set --cluster-secret (DIPTYCH_CLUSTER_SECRET) on every prefill and decode worker."
+
+
+def _open_cluster(kind: WorkerKind) -> list[str]:
+    """What of prefill and decode's own traffic is open to other machines, a line for each."""
+    if kind is WorkerKind.COLOCATED or get_disagg().cluster_secret is not None:
+        return []
+    lines = []
+    host, disagg = get_serving().host, get_disagg()
+    if kind is WorkerKind.PREFILL and not is_loopback(host):
+        lines.append(
+            f"the bootstrap service on {host}:{disagg.disaggregation_bootstrap_port} lets anyone register. "
+            f"{REMEDY}"
+        )
+    if not is_loopback(disagg.disaggregation_advertise_host):
+        lines.append(
+            f"the control port on {disagg.disaggregation_advertise_host} obeys anyone, who can have KV pages "
+            f"read and written. {REMEDY}"
+        )
+    return lines
 
 
 class Signals:
@@ -130,14 +158,9 @@ async def _start_bootstrap(listener: socket.socket | None) -> web.AppRunner | No
     """Listening before the scheduler runs: it registers there."""
     if listener is None:
         return None
-    runner = web.AppRunner(
-        make_bootstrap_app(),
-        access_log=None,
-        logger=http_logger,
-        shutdown_timeout=1.0,
-    )
+    runner = make_runner(make_bootstrap_app())
     await runner.setup()
-    await web.SockSite(runner, listener).start()
+    await BoundedSite(runner, limits_from_config(), sock=listener).start()
     return runner
 
 
@@ -167,7 +190,7 @@ async def _supervise(
         runner = make_runner(make_app(frontend))
         await runner.setup()
         try:
-            await web.SockSite(runner, prepared.http).start()
+            await BoundedSite(runner, limits_from_config(), sock=prepared.http, tls=prepared.tls).start()
             _announce(frontend)
             await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
             if stopping.done() and await _drains(manager, {scheduler.exited, receiving}):
@@ -261,10 +284,7 @@ def _frontend(
 
 
 def _announce(frontend: Frontend) -> None:
-    host = get_serving().host
-    address = f"[{host}]" if ":" in host else host
-    url = f"http://{address}:{get_serving().port}"
-    line = f"ready: {url}  role={frontend.kind} model={frontend.served_name}"
+    line = f"ready: {shown_url(get_serving().port)}  role={frontend.kind} model={frontend.served_name}"
     if frontend.bootstrap_port is not None:
         line += f"  bootstrap={frontend.bootstrap_port}"
     print(line, flush=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import time
 import uuid
@@ -14,13 +13,43 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from diptych.common_config import get_observability, get_serving
+from diptych.httpserver.access import (
+    ADMIN_REFUSED,
+    KEY_REFUSED,
+    Access,
+    Refusal,
+    access_of,
+    own_authorization,
+    refusal,
+)
+from diptych.httpserver.protocol import BodyTooSlow
 from diptych.router.errors import RouterError, from_http_exception
 from diptych.router.metrics import RouterMetrics
 
 access_logger = logging.getLogger("diptych.router.access")
 
-OPEN_ROUTES = frozenset({"/health", "/metrics"})
-"""Probes and scrapers carry no key."""
+ROUTES = {
+    "/health": Access.OPEN,
+    "/metrics": Access.OPEN,
+    "/v1/chat/completions": Access.GENERATING,
+    "/v1/completions": Access.GENERATING,
+    "/v1/responses": Access.GENERATING,
+    "/generate": Access.GENERATING,
+    "/tokenize": Access.READING,
+    "/detokenize": Access.READING,
+    "/flush_cache": Access.ADMIN,
+    "/abort_request": Access.ADMIN,
+    "/pause_generation": Access.ADMIN,
+    "/continue_generation": Access.ADMIN,
+    "/update_weights_from_disk": Access.ADMIN,
+    "/start_profile": Access.ADMIN,
+    "/stop_profile": Access.ADMIN,
+    "GET /workers": Access.READING,
+    "/workers": Access.ADMIN,
+    "GET /workers/{worker_id}": Access.READING,
+    "/workers/{worker_id}": Access.ADMIN,
+}
+"""The kind of each route, for `access_of`; every one that takes more than GET is here."""
 
 CLIENT_LEFT = 499
 
@@ -41,21 +70,20 @@ def worker_headers(request: web.Request) -> dict[str, str]:
     """Headers for a worker on behalf of this client. The router's own key stands in where the client sent
     none (on routes that need none)."""
     headers = {name: request.headers[name] for name in _FORWARDED if name in request.headers}
-    key = get_serving().api_key
-    if key is not None:
-        headers.setdefault("Authorization", f"Bearer {key}")
+    own = own_authorization(access_of(ROUTES, request))
+    if own is not None:
+        headers.setdefault("Authorization", own)
     headers["X-Request-Id"] = request[REQUEST_ID]
     return headers
 
 
 def check_key(request: web.Request) -> None:
-    """Raises RouterError (401) unless the client sent the key that is set, if one is."""
-    key = get_serving().api_key
-    if key is None or request.path in OPEN_ROUTES:
-        return
-    given = request.headers.get("Authorization", "")
-    if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), f"Bearer {key}".encode()):
-        raise RouterError(401, "the API key is missing or wrong", code="invalid_api_key")
+    """Raises RouterError (401, 403) unless the client sent a key that this route takes, if keys are set."""
+    refused = refusal(access_of(ROUTES, request), request.headers.get("Authorization", ""))
+    if refused is Refusal.NOT_ADMIN:
+        raise RouterError(403, ADMIN_REFUSED, code="insufficient_permissions")
+    if refused is Refusal.UNKNOWN:
+        raise RouterError(401, KEY_REFUSED, code="invalid_api_key")
 
 
 async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -64,6 +92,10 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
     except RouterError as error:
         return error.response()
+    except BodyTooSlow as error:
+        slow = RouterError(408, str(error), code="timeout").response()
+        slow.force_close()
+        return slow
     except web.RequestPayloadError as error:
         response = RouterError(400, f"the request body could not be read: {error}").response()
         await response.prepare(request)

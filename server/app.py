@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from diptych.common_config import get_serving
 from diptych.server import control, faults, info
@@ -19,7 +16,7 @@ from diptych.server.update_config import update_config
 
 
 def make_app(frontend: Frontend) -> web.Application:
-    """Every route of a worker. Serve it with `make_runner`."""
+    """Every route of a worker. Serve it with `httpserver.listen`."""
     app = web.Application(
         middlewares=[observe(frontend.manager.metrics), errors_to_http, require_key],
         client_max_size=get_serving().max_request_bytes,
@@ -52,23 +49,3 @@ def make_app(frontend: Frontend) -> web.Application:
     if frontend.fault_injection:
         app.add_routes([web.get("/faults", faults.show_faults), web.post("/faults", faults.change_faults)])
     return app
-
-
-class _PeersFault(logging.Filter):
-    """Drops what a peer did wrong: broken HTTP, or another protocol (a gRPC probe opens with HTTP/2). It
-    has got a 400; a trace in the log would only hide what is ours."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
-        return not isinstance(error, HttpProcessingError | web.RequestPayloadError | ConnectionError)
-
-
-http_logger = logging.getLogger("diptych.server.http")
-http_logger.addFilter(_PeersFault())
-
-
-def make_runner(app: web.Application) -> web.AppRunner:
-    """A handler is cancelled when its client leaves: that is what frees the client's pages at once."""
-    return web.AppRunner(
-        app, handler_cancellation=True, access_log=None, logger=http_logger, shutdown_timeout=1.0
-    )

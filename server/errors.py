@@ -49,6 +49,20 @@ class Unauthorized(BadRequest):
     code = "invalid_api_key"
 
 
+class Forbidden(BadRequest):
+    """A key of ours, but not one for this route."""
+
+    status = 403
+    code = "insufficient_permissions"
+
+
+class RequestTimeout(BadRequest):
+    """The client took too long to send its request."""
+
+    status = 408
+    code = "timeout"
+
+
 class ModelNotFound(BadRequest):
     status = 404
     code = "model_not_found"

@@ -3,21 +3,48 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import time
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from diptych.common_config import get_observability, get_serving
-from diptych.server.errors import ApiError, MethodNotAllowed, NotFound, Unauthorized
+from diptych.common_config import get_observability
+from diptych.httpserver.access import ADMIN_REFUSED, KEY_REFUSED, Access, Refusal, access_of, refusal
+from diptych.httpserver.protocol import BodyTooSlow
+from diptych.server.errors import (
+    ApiError,
+    BadRequest,
+    Forbidden,
+    MethodNotAllowed,
+    NotFound,
+    RequestTimeout,
+    Unauthorized,
+)
 from diptych.server.metrics import FrontendMetrics
 
 logger = logging.getLogger(__name__)
 
-OPEN_ROUTES = frozenset({"/health", "/metrics"})
-"""Answered without a key: load balancers ask."""
+ROUTES = {
+    "/health": Access.OPEN,
+    "/metrics": Access.OPEN,
+    "/v1/chat/completions": Access.GENERATING,
+    "/v1/completions": Access.GENERATING,
+    "/v1/responses": Access.GENERATING,
+    "/generate": Access.GENERATING,
+    "/tokenize": Access.READING,
+    "/detokenize": Access.READING,
+    "/flush_cache": Access.ADMIN,
+    "/abort_request": Access.ADMIN,
+    "/update_config": Access.ADMIN,
+    "/update_weights_from_disk": Access.ADMIN,
+    "/pause_generation": Access.ADMIN,
+    "/continue_generation": Access.ADMIN,
+    "/start_profile": Access.ADMIN,
+    "/stop_profile": Access.ADMIN,
+    "/faults": Access.ADMIN,
+}
+"""The kind of each route, for `access_of`; every one that takes more than GET is here."""
 
 CLIENT_LEFT = 499
 
@@ -45,7 +72,15 @@ async def errors_to_http(request: web.Request, handler: Handler) -> web.StreamRe
                 f"{request.path} does not answer {request.method}, but {allowed}", headers={"Allow": allowed}
             )
         )
-    except (web.HTTPException, ConnectionError, asyncio.CancelledError):
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        return error_response(BadRequest(error.reason, status=error.status))
+    except BodyTooSlow as error:
+        response = error_response(RequestTimeout(str(error)))
+        response.force_close()
+        return response
+    except (ConnectionError, asyncio.CancelledError):
         raise
     except Exception:
         # The boundary of the process: whatever broke, the client gets an answer in our shape.
@@ -55,16 +90,12 @@ async def errors_to_http(request: web.Request, handler: Handler) -> web.StreamRe
 
 @web.middleware
 async def require_key(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """`Authorization: Bearer KEY` on everything but `OPEN_ROUTES`, when a key is set."""
-    key = get_serving().api_key
-    if key is not None and request.path not in OPEN_ROUTES:
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        matches = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), key.encode())
-        if scheme.lower() != "bearer" or not matches:
-            raise Unauthorized(
-                "missing or wrong API key; send `Authorization: Bearer KEY`",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
+    """Each route takes the keys of its kind, when keys are set."""
+    refused = refusal(access_of(ROUTES, request), request.headers.get("Authorization", ""))
+    if refused is Refusal.NOT_ADMIN:
+        raise Forbidden(ADMIN_REFUSED)
+    if refused is Refusal.UNKNOWN:
+        raise Unauthorized(KEY_REFUSED, headers={"WWW-Authenticate": "Bearer"})
     return await handler(request)
 
 

@@ -45,6 +45,36 @@ class Disagg(Namespace):
     )
     bootstrap_timeout: float = leaf(
         60.0,
+    router_url: tuple[str, ...] = leaf(
+        (),
+        help="A router at which this worker registers once it is ready. Repeatable.",
+        element=Element(parse_url, "URL"),
+        refused_by=_NOT_PAIRED,
+    )
+    advertise_url: str | None = leaf(
+        None,
+        help="Where routers reach this worker's HTTP port.",
+        open_means="--port on --disaggregation-advertise-host",
+        metavar="URL",
+        refused_by=_NOT_PAIRED,
+    )
+    registration_lease: float = leaf(
+        15.0,
+        help="Routers forget this worker when it hasn't renewed its registration for so long; it renews in "
+        "every third of that.",
+        unit="seconds",
+        ge=1,
+        le=86400,
+        refused_by=_NOT_PAIRED,
+    )
+    cluster_secret: str | None = leaf(
+        None,
+        help="What prefill and decode workers of one cluster have in common: with it the bootstrap service "
+        "and the control ports take nothing from anyone else. At least 16 characters.",
+        open_means="whoever reaches those ports may use them",
+        secret=True,
+        metavar="SECRET",
+    )
         help="Prefill's patience for a request's destination, and decode's for free pages to reserve.",
         unit="seconds",
         gt=0,

@@ -114,3 +114,13 @@ class Router(Namespace):
         le=65535,
         refused_by={Program.LOCAL: "tells its router the ports itself"},
     )
+    worker_ca_file: str | None = leaf(
+        None,
+        help="PEM file of the authorities that vouch for the certificates of https workers.",
+        open_means="those of the system",
+        metavar="FILE",
+        refused_by=_OWN_WORKERS,
+    )
+    worker_tls_verify: bool = leaf(
+        True, help="Check the certificates of https workers.", refused_by=_OWN_WORKERS
+    )

@@ -24,6 +24,61 @@ class Serving(Namespace):
         secret=True,
         metavar="KEY",
     )
+    admin_api_key: str | None = leaf(
+        None,
+        help="The bearer token for routes that change the server (flush, abort, update), where --api-key then "
+        "gets a 403. It opens the others as well.",
+        open_means="--api-key opens them",
+        secret=True,
+        metavar="KEY",
+    )
+    ssl_certfile: str | None = leaf(
+        None,
+        help="PEM file of the certificate and its chain: HTTPS instead of HTTP.",
+        open_means="plain HTTP",
+        metavar="FILE",
+    )
+    ssl_keyfile: str | None = leaf(
+        None,
+        help="PEM file of the certificate's private key.",
+        open_means="it is in --ssl-certfile",
+        metavar="FILE",
+    )
+    ssl_keyfile_password: str | None = leaf(
+        None,
+        help="What the private key is encrypted with.",
+        open_means="it is not encrypted",
+        secret=True,
+        metavar="PASSWORD",
+    )
+    http_receive_timeout: float = leaf(
+        30.0,
+        help="Longest that the head of a request may take to arrive, and then its body.",
+        unit="seconds",
+        gt=0,
+        le=86400,
+    )
+    http_send_timeout: float = leaf(
+        60.0,
+        help="Longest that a client may leave an answer unread; then its request is aborted.",
+        unit="seconds",
+        gt=0,
+        le=86400,
+    )
+    http_keepalive_timeout: float = leaf(
+        75.0,
+        help="Longest that a connection may stay open without a request.",
+        unit="seconds",
+        gt=0,
+        le=86400,
+    )
+    http_max_connections: int = leaf(
+        8192,
+        help="Most open connections; one more is answered with a 503 and closed.",
+        unit="connections",
+        ge=1,
+        le=1 << 20,
+    )
     max_request_bytes: int = leaf(
         8 << 20, help="Largest request body; a larger one gets a 413.", unit="bytes", ge=1024, le=1 << 32
     )
