@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 
 import zmq
@@ -44,6 +45,7 @@ class ControlEndpoint(FramePlane):
         """The one that is bound, never 0."""
         self.address = f"tcp://{netloc}:{port}"
         self._links: dict[str, PeerLink] = {}
+        self._link_numbers = itertools.count(1)
 
     def pollables(self) -> list[zmq.Socket[bytes] | int]:
         sockets: list[zmq.Socket[bytes] | int] = [self._router]
@@ -54,9 +56,12 @@ class ControlEndpoint(FramePlane):
     def next_deadline(self) -> float | None:
         return None
 
-    def link(self, target: str, address: str) -> None:
+    def link(self, target: str, address: str) -> int:
         if target not in self._links:
-            self._links[target] = PeerLink(self._context, address, target, self._heartbeat_interval)
+            self._links[target] = PeerLink(
+                self._context, address, target, next(self._link_numbers), self._heartbeat_interval
+            )
+        return self._links[target].number
 
     def unlink(self, target: str) -> None:
         self._close_link(target, _CLOSE_LINGER_MS)
@@ -81,7 +86,9 @@ class ControlEndpoint(FramePlane):
 
     def _answer(self, via: bytes | PeerLink, frames: list[bytes]) -> None:
         if isinstance(via, PeerLink):
-            via.send(frames)
+            # Unless it was closed, or another has taken its place, since the message came.
+            if self._links.get(via.target) is via:
+                via.send(frames)
             return
         try:
             self._router.send_multipart([via, *frames], zmq.NOBLOCK)
@@ -104,7 +111,7 @@ class ControlEndpoint(FramePlane):
             reason = link.check()
             if reason is not None:
                 self._close_link(link.target, 0)
-                news.append(LinkDown(link.target, reason))
+                news.append(LinkDown(link.target, reason, link.number))
         return news
 
     def _read(self, frames: list[bytes], via: bytes | PeerLink, news: list[Inbound | LinkDown]) -> None:

@@ -29,6 +29,9 @@ def set_common_options(socket: zmq.Socket[bytes], heartbeat_interval: float) -> 
     socket.setsockopt(zmq.HEARTBEAT_IVL, milliseconds)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, milliseconds)
     socket.setsockopt(zmq.HANDSHAKE_IVL, 2 * milliseconds)
+    # While nobody answers, TCP doubles the time between its attempts: after an outage the next could be as
+    # far off as the outage was long.
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, max(1, milliseconds // 2))
 
 
 class PeerLink:
@@ -38,11 +41,18 @@ class PeerLink:
     Raises `TransferError` for an address that can't be one."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], address: str, target: str, heartbeat_interval: float
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        target: str,
+        number: int,
+        heartbeat_interval: float,
     ) -> None:
         self.address = address
         self.target = target
         """Instance id of the addressee."""
+        self.number = number
+        """Of this worker's links, upwards."""
         self.socket = context.socket(zmq.DEALER)
         set_common_options(self.socket, heartbeat_interval)
         self.socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)

@@ -27,6 +27,8 @@ class Inbound:
 class LinkDown:
     target: str
     reason: str
+    link: int
+    """What `ControlPlane.link` returned."""
 
 
 class ControlPlane(ABC):
@@ -45,9 +47,9 @@ class ControlPlane(ABC):
         """When `step` must run although nothing is readable; None for never."""
 
     @abstractmethod
-    def link(self, target: str, address: str) -> None:
-        """Have a link to this process start; an existing one is kept. Raises `TransferError` for an address
-        that can't be one."""
+    def link(self, target: str, address: str) -> int:
+        """Have a link to this process start; an existing one is kept. Returns its number, which goes up with
+        each link. Raises `TransferError` for an address that can't be one."""
 
     @abstractmethod
     def unlink(self, target: str) -> None:
@@ -79,4 +81,4 @@ class FramePlane(ControlPlane):
 
     @abstractmethod
     def reply_frames(self, inbound: Inbound, frames: list[bytes]) -> None:
-        """Over the connection a message came by; the link, if it was one, must still exist."""
+        """Over the connection a message came by; not at all if that was a link which has been closed."""

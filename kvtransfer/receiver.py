@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import zmq
 
+from diptych.engine.kv_layout import Fingerprint
 from diptych.kvtransfer import wire
 from diptych.kvtransfer.bootstrap.client import LookupFailed
 from diptych.kvtransfer.bootstrap.route import Route
@@ -105,6 +106,7 @@ class DecodeReceiver:
         session = ReceiverSession(room, next(self._leases), (host, port), deadline)
         self._rooms.sessions[room] = session
         if session.bootstrap not in self._lookup_again:
+            session.joined_lookup = self._lookup.is_running(host, port)
             route = self._lookup.get(host, port)
             if route is not None:
                 self._meet(session, route)
@@ -136,6 +138,12 @@ class DecodeReceiver:
         session.deadline = self._clock() + self._settings.receive_timeout
         self._expect_writes()
 
+    def adopt(self, fingerprint: Fingerprint) -> None:
+        """Other weights are served from now on. Prefill workers are looked up and greeted again, and match
+        once they serve the same. For when no room is active."""
+        for instance_id in self._peers.adopt(fingerprint):
+            self._rooms.lose_peer(instance_id, "decode has other weights now", "mismatch")
+
     def abort(self, room: int, reason: str, status: int = 499) -> None:
         """Fail the room here and at prefill. `Failed` (and `Drained`) follow from `step()`.
         No effect when the room isn't active."""
@@ -163,7 +171,11 @@ class DecodeReceiver:
             self._lookup_again[key] = self._clock() + _LOOKUP_RETRY_S
         else:
             for session in waiting:
-                self._rooms.fail(session, str(answer), 502, "lookup")
+                if session.joined_lookup:
+                    session.joined_lookup = False
+                    self._lookup.get(*key)
+                else:
+                    self._rooms.fail(session, str(answer), 502, "lookup")
 
     @staticmethod
     def _is_looking(session: ReceiverSession) -> bool:
@@ -175,8 +187,12 @@ class DecodeReceiver:
         if peer is None:
             self._rooms.fail(session, mismatch or "the route names no rank", 502, "mismatch")
             return
+        greets = mismatch is None and not peer.welcomed
         try:
-            self._peers.link(peer)
+            if greets:
+                self._peers.greet(peer)
+            else:
+                self._peers.link(peer)
         except TransferError as error:
             self._rooms.fail(session, f"prefill worker: {error}", 502, "lookup")
             return
@@ -185,17 +201,15 @@ class DecodeReceiver:
             # A worker restarted with other settings must be seen, so this answer isn't kept.
             self._lookup.invalidate(*session.bootstrap)
             self._rooms.fail(session, mismatch, 500, "mismatch")
-        elif peer.welcomed:
+        elif not greets:
             self._rooms.agree(peer.peer.instance_id)
-        else:
-            self._peers.greet(peer)
 
     # ---- messages -----------------------------------------------------------------------------------
 
     def _dispatch(self, inbound: Inbound) -> None:
         body, source = inbound.body, inbound.source
         if isinstance(body, wire.Welcome):
-            if self._peers.welcome(source):
+            if self._peers.welcome(source, body.hello):
                 self._rooms.agree(source)
         elif isinstance(body, wire.Complete):
             self._rooms.complete(source, body)
@@ -210,7 +224,13 @@ class DecodeReceiver:
 
     def _refused(self, inbound: Inbound, refused: wire.Refused) -> None:
         target = inbound.link or inbound.source
-        self._rooms.lose_peer(target, f"prefill worker: {refused.reason}", "peer_lost", status=refused.status)
+        if inbound.link is None and not self._peers.is_current(target, refused.hello):
+            # An earlier contact was lost, and word of it comes late: no room of this one was in it.
+            self._stats.control_dropped("unexpected")
+            return
+        reason = f"prefill worker: {refused.reason}"
+        # Nobody has run anything for a room that was not reserved: worth another try.
+        self._rooms.lose_peer(target, reason, "peer_lost", status=refused.status, unreserved=503)
         if refused.instance_id != target:
             # Another process answers at the address, so the one that was there has ended.
             self._rooms.declare_dead(target)

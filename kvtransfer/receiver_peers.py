@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from dataclasses import dataclass, field
 
+from diptych.engine.kv_layout import Fingerprint
 from diptych.kvtransfer import wire
 from diptych.kvtransfer.bootstrap.route import RankAddress, Route
 from diptych.kvtransfer.parts import TransferParts
@@ -20,6 +22,8 @@ class PrefillPeer:
     peer: Peer
     bootstraps: set[tuple[str, int]] = field(default_factory=set)
     """Every name under which it was looked up."""
+    hello: int = 0
+    """The number of the last one said to it."""
     greeted_at: float | None = None
     welcomed: bool = False
 
@@ -36,6 +40,7 @@ class PrefillPeers:
         self._rank = rank
         self._world_size = world_size
         self._known: dict[str, PrefillPeer] = {}
+        self._hellos = itertools.count(1)
 
     def from_route(self, route: Route, bootstrap: tuple[str, int]) -> PrefillPeer | None:
         """The worker process this rank talks to; None when the route has no such rank."""
@@ -54,6 +59,11 @@ class PrefillPeers:
         known.bootstraps.add(bootstrap)
         return known
 
+    def adopt(self, fingerprint: Fingerprint) -> list[str]:
+        """What peers must have in common with this worker is another now; returns whom it met before."""
+        self._fingerprint = fingerprint
+        return list(self._known)
+
     def mismatch(self, route: Route) -> str | None:
         """Why no page of that worker can be used here, or None."""
         differences = self._fingerprint.differences(route.fingerprint, here="at decode", there="at prefill")
@@ -70,10 +80,14 @@ class PrefillPeers:
         self._control.link(peer.peer.instance_id, peer.peer.control_address)
 
     def greet(self, peer: PrefillPeer) -> None:
-        """Say hello once; `Welcome` or `Refused` follows."""
+        """Say hello once; `Welcome` or `Refused` follows. Raises as `link` does."""
         if peer.greeted_at is not None:
             return
+        # A link is left from when it was lost, if it was told anything since: an outage may hold it up.
+        self._control.unlink(peer.peer.instance_id)
+        peer.hello = next(self._hellos)
         hello = wire.Hello(
+            number=peer.hello,
             identity=self._identity,
             control_address=self._control.address,
             fingerprint=self._fingerprint,
@@ -92,10 +106,15 @@ class PrefillPeers:
         """A first contact is under way."""
         return any(p.greeted_at is not None and not p.welcomed for p in self._known.values())
 
-    def welcome(self, instance_id: str) -> bool:
-        """False when nobody greeted that worker."""
+    def is_current(self, instance_id: str, hello: int | None) -> bool:
+        """What that worker says of a hello is about the last one, and the contact it began."""
         peer = self._known.get(instance_id)
-        if peer is None or peer.greeted_at is None or peer.welcomed:
+        return peer is not None and hello == peer.hello
+
+    def welcome(self, instance_id: str, hello: int) -> bool:
+        """False when nobody waits for it."""
+        peer = self._known.get(instance_id)
+        if peer is None or peer.greeted_at is None or peer.welcomed or peer.hello != hello:
             return False
         peer.welcomed = True
         self._stats.handshake("accepted")

@@ -149,14 +149,24 @@ class ReceiverRooms:
             self.fail(session, "the prefill worker gave the room up", 502, "peer", tell=False)
         self._quarantine.drained(source, drained.room, drained.lease, drained.clean, self._clock())
 
-    def lose_peer(self, instance_id: str, reason: str, kind: FailureKind, *, status: int = 502) -> None:
+    def lose_peer(
+        self,
+        instance_id: str,
+        reason: str,
+        kind: FailureKind,
+        *,
+        status: int = 502,
+        unreserved: int | None = None,
+    ) -> None:
+        """`status`: of its rooms, but for those without a reservation if `unreserved` is given."""
         peer = self._peers.lose(instance_id)
         if peer is None:
             return
         logger.warning("prefill worker at %s lost: %s", peer.control_address, reason)
         for session in list(self.sessions.values()):
             if session.is_with(instance_id) and session.state is not ReceiverState.DRAINING:
-                self.fail(session, reason, status, kind, tell=False)
+                says = status if unreserved is None or session.state in _RESERVED else unreserved
+                self.fail(session, reason, says, kind, tell=False)
 
     def fail(
         self, session: ReceiverSession, reason: str, status: int, kind: FailureKind, *, tell: bool = True

@@ -19,6 +19,8 @@ class ReceiverSession(Machine[ReceiverState]):
         """Of the current state, `time.monotonic()`."""
         self.peer: Peer | None = None
         """The prefill worker, once looked up."""
+        self.joined_lookup = False
+        """The look-up it waits for began before the room was opened, maybe in an outage that is over."""
         self.pages: list[int] = []
         self.first_page_index = 0
         self.num_prompt_tokens = 0

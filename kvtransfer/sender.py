@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import zmq
 
+from diptych.engine.kv_layout import Fingerprint
 from diptych.kvtransfer import wire
 from diptych.kvtransfer.bootstrap.route import RankRoute
 from diptych.kvtransfer.errors import DuplicateRoom, TransferError
@@ -94,6 +95,8 @@ class PrefillSender:
         self._backend.clear_wakeup()
         for news in self._control.step():
             if isinstance(news, LinkDown):
+                if self._peers.is_over(news.target, news.link):
+                    continue
                 self._rooms.lose_peer(news.target, f"decode worker: {news.reason}", "peer_lost")
             else:
                 self._dispatch(news)
@@ -158,6 +161,12 @@ class PrefillSender:
             raise TransferError(f"room {room} has a destination: its pages may be on their way")
         session.queued.clear()
         session.aux = None
+
+    def adopt(self, fingerprint: Fingerprint) -> None:
+        """Other weights are served from now on. Decode workers have to greet again, and match once they serve
+        the same. For when no room is active; what decode reserved without a request here is refused."""
+        for instance_id in self._peers.adopt(fingerprint):
+            self._rooms.lose_peer(instance_id, "prefill has other weights now", "mismatch")
 
     def abort(self, room: int, reason: str, status: int = 499) -> None:
         """Fail the room here and at decode. `Failed` (and `Drained`) follow from `step()`.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from diptych.engine.kv_layout import Fingerprint
 from diptych.kvtransfer import wire
 from diptych.kvtransfer.errors import TransferError
 from diptych.kvtransfer.parts import TransferParts
@@ -19,6 +20,10 @@ class DecodePeer:
     peer: Peer
     num_pages: int
     """Of its slab."""
+    hello: int
+    """The number of its last one."""
+    link: int
+    """Made for that hello; another may have followed since."""
     lost: str = ""
     """Why no new reservation is taken from it; its writes drain, then it is forgotten."""
 
@@ -38,9 +43,17 @@ class DecodePeers:
     def get(self, instance_id: str) -> DecodePeer | None:
         return self._known.get(instance_id)
 
+    def adopt(self, fingerprint: Fingerprint) -> list[str]:
+        """What peers must have in common with this worker is another now; returns whom it met before."""
+        self._fingerprint = fingerprint
+        return list(self._known)
+
     def hello(self, inbound: Inbound, hello: wire.Hello) -> None:
         """Check a worker that wants to receive pages; connect it and welcome it, or refuse it."""
         known = self._known.get(inbound.source)
+        if known is not None and hello.number < known.hello:
+            self._stats.control_dropped("unexpected")
+            return
         if known is not None and known.lost:
             # It took no request, and soon will: worth another try.
             reason = f"earlier transfers to this worker are still draining ({known.lost})"
@@ -48,10 +61,16 @@ class DecodePeers:
             self._refuse(inbound, reason, status=503)
             return
         problem = self._problem(inbound.source, hello)
-        if problem is None and inbound.source not in self._known:
+        link = 0
+        if problem is None:
+            if known is None or hello.number > known.hello:
+                # It begins afresh, and so does the way to it: an outage may have broken or held up a link
+                # from before, and nobody has noticed yet.
+                self._control.unlink(inbound.source)
             try:
-                self._control.link(inbound.source, hello.control_address)
-                self._backend.connect(inbound.source, hello.endpoint)
+                link = self._control.link(inbound.source, hello.control_address)
+                if known is None:
+                    self._backend.connect(inbound.source, hello.endpoint)
             except TransferError as error:
                 problem = str(error)
         if problem is not None:
@@ -60,11 +79,10 @@ class DecodePeers:
             self._refuse(inbound, problem)
             return
         self._known[inbound.source] = DecodePeer(
-            Peer(hello.identity, hello.control_address), hello.endpoint.num_pages
+            Peer(hello.identity, hello.control_address), hello.endpoint.num_pages, hello.number, link
         )
         self._stats.handshake("accepted")
-        self._control.link(inbound.source, hello.control_address)
-        self._control.send(inbound.source, wire.Welcome())
+        self._control.send(inbound.source, wire.Welcome(hello=hello.number))
         logger.info("decode worker at %s connected", hello.control_address)
 
     def _problem(self, source: str, hello: wire.Hello) -> str | None:
@@ -80,7 +98,8 @@ class DecodePeers:
         """Answer a message that needs a handshake first."""
         known = self._known.get(inbound.source)
         why = f"the connection was given up: {known.lost}" if known else "no handshake with this worker"
-        self._refuse(inbound, why)
+        # It took nothing, and will once they have met again: worth another try.
+        self._refuse(inbound, why, status=503)
 
     def _refuse(self, inbound: Inbound, reason: str, *, status: int = 502) -> None:
         refused = wire.Refused(reason=reason, status=status, instance_id=self._control.instance_id)
@@ -94,13 +113,19 @@ class DecodePeers:
         self._control.link(instance_id, peer.peer.control_address)
         self._control.send(instance_id, body)
 
+    def is_over(self, instance_id: str, link: int) -> bool:
+        """It has said hello again since that link was made."""
+        peer = self._known.get(instance_id)
+        return peer is not None and link < peer.link
+
     def lose(self, instance_id: str, reason: str) -> None:
         """Take no more reservations from it until it says hello again, and let it know."""
         peer = self._known.get(instance_id)
         if peer is not None and not peer.lost:
             logger.warning("decode worker at %s lost: %s", peer.peer.control_address, reason)
             peer.lost = reason
-            self.tell(instance_id, wire.Refused(reason=reason, instance_id=self._control.instance_id))
+            lost = wire.Refused(reason=reason, instance_id=self._control.instance_id, hello=peer.hello)
+            self.tell(instance_id, lost)
 
     def forget_lost(self, still_writing: set[str]) -> None:
         """Disconnect the lost peers to which nothing is in flight any more."""

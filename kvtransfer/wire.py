@@ -18,7 +18,7 @@ from diptych.kvtransfer.backends.interface import Endpoint
 from diptych.kvtransfer.errors import TransferError
 from diptych.kvtransfer.identity import Identity
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_CONTROL_BYTES = 32 << 20
 """Largest frame either side accepts: a page list or the prompt logprobs of the longest context fit."""
 
@@ -63,6 +63,8 @@ class Checksums(msgspec.Struct, frozen=True, kw_only=True):
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     """Decode → prefill, first contact: who I am and how to reach my slab."""
 
+    number: int
+    """Goes up with each hello of this process: what was said about an earlier contact may come late."""
     identity: Identity
     control_address: str
     fingerprint: Fingerprint
@@ -72,15 +74,20 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     """Prefill → decode: your `Hello` is accepted and your slab is connected."""
 
+    hello: int
+    """The number of that `Hello`."""
+
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
-    """Answer, over the connection it came by, to a message that could not be accepted."""
+    """Answer, over the connection it came by, to a message that could not be accepted. Or, with `hello` and
+    over prefill's own link: the contact that this `Hello` began is lost."""
 
     reason: str
     status: Annotated[int, msgspec.Meta(ge=400, le=599)] = 502
     """HTTP status for the clients whose rooms this fails; 503 where trying again can help."""
     instance_id: str
     """Who answers; differs from the envelope's target when the addressee has been replaced."""
+    hello: int | None = None
 
 
 class Reserve(msgspec.Struct, frozen=True, kw_only=True, tag="reserve"):

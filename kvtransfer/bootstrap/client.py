@@ -144,6 +144,10 @@ class RouteLookup:
             self._pool.submit(self._fetch, key)
         return route
 
+    def is_running(self, host: str, port: int) -> bool:
+        """It has been asked, and its answer has not been taken yet."""
+        return (host, port) in self._running
+
     def invalidate(self, host: str, port: int) -> None:
         self._cache.pop((host, port), None)
 

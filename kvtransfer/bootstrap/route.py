@@ -28,6 +28,12 @@ class RankRoute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     published: dict[str, dict[str, Any]] = {}
     """The scheduler's effective bags that a peer may know, by namespace, with nothing secret in them."""
 
+    def with_weights(self, fingerprint: Fingerprint) -> RankRoute:
+        """The registration of the same process once it serves other weights."""
+        return msgspec.structs.replace(
+            self, worker_id=f"{self.identity.instance_id}:{fingerprint.model}", fingerprint=fingerprint
+        )
+
     def problem(self) -> str | None:
         """Why the values can't be, or None."""
         if not 1 <= self.world_size <= 65536:

@@ -22,7 +22,8 @@ class FaultyControl(ControlPlane):
         self._faults = faults
         self.instance_id = inner.instance_id
         self.address = inner.address
-        self._linked: set[str] = set()
+        self._linked: dict[str, int] = {}
+        """The number of the link to each."""
         self._arrived: list[Inbound | LinkDown] = []
 
     def pollables(self) -> list[zmq.Socket[bytes] | int]:
@@ -34,29 +35,27 @@ class FaultyControl(ControlPlane):
         candidates = (self._inner.next_deadline(), self._faults.next_deadline())
         return min((c for c in candidates if c is not None), default=None)
 
-    def link(self, target: str, address: str) -> None:
-        self._inner.link(target, address)
-        self._linked.add(target)
+    def link(self, target: str, address: str) -> int:
+        self._linked[target] = self._inner.link(target, address)
+        return self._linked[target]
 
     def unlink(self, target: str) -> None:
-        self._linked.discard(target)
+        self._linked.pop(target, None)
         self._inner.unlink(target)
 
     # ---- out ------------------------------------------------------------------------------------------
 
     def send(self, target: str, body: wire.ControlMessage) -> None:
+        link = self._linked[target]
+
         def deliver(frames: list[bytes]) -> None:
-            if target in self._linked:
+            if self._linked.get(target) == link:
                 self._inner.send_frames(target, frames)
 
         self._leave(target, body, deliver)
 
     def reply(self, inbound: Inbound, body: wire.ControlMessage) -> None:
-        def deliver(frames: list[bytes]) -> None:
-            if inbound.link is None or inbound.link in self._linked:
-                self._inner.reply_frames(inbound, frames)
-
-        self._leave(inbound.source, body, deliver)
+        self._leave(inbound.source, body, lambda frames: self._inner.reply_frames(inbound, frames))
 
     def _leave(self, peer: str, body: wire.ControlMessage, deliver: Callable[[list[bytes]], None]) -> None:
         frames = wire.encode(self.instance_id, peer, body)
@@ -83,7 +82,7 @@ class FaultyControl(ControlPlane):
         self._faults.run_due()
         for news in self._inner.step():
             if isinstance(news, LinkDown):
-                self._linked.discard(news.target)
+                self._linked.pop(news.target, None)
                 self._arrived.append(news)
             else:
                 self._arrive(news)
@@ -92,24 +91,25 @@ class FaultyControl(ControlPlane):
 
     def _arrive(self, inbound: Inbound) -> None:
         kind, room = kind_of(inbound.body), room_of(inbound.body)
+        link = None if inbound.link is None else self._linked.get(inbound.link)
         rule = self._faults.decide("receive", kind, room)
         if rule is None:
-            self._deliver(inbound)
+            self._deliver(inbound, link)
             self._faults.overtaken("receive", inbound.source)
             return
         match rule.action:
             case "drop":
                 return
             case "duplicate":
-                self._deliver(inbound)
-                self._deliver(inbound)
+                self._deliver(inbound, link)
+                self._deliver(inbound, link)
             case _:
                 self._faults.hold(
-                    rule, lambda: self._deliver(inbound), kind=kind, room=room, peer=inbound.source
+                    rule, lambda: self._deliver(inbound, link), kind=kind, room=room, peer=inbound.source
                 )
 
-    def _deliver(self, inbound: Inbound) -> None:
-        if inbound.link is not None and inbound.link not in self._linked:
+    def _deliver(self, inbound: Inbound, link: int | None) -> None:
+        if inbound.link is not None and self._linked.get(inbound.link) != link:
             return
         if isinstance(inbound.body, wire.Reserve):
             for page in inbound.body.pages:

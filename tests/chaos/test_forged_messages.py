@@ -123,7 +123,7 @@ def test_garbled_messages_are_counted_and_dropped(
         for version in range(1, 11):
             stranger.send_frames(address, [b"DPTC" + bytes([100 + version]), b"of another time"])
         # The last: its answer says that the others have been read.
-        stranger.send(address, "somebody else", wire.Welcome())
+        stranger.send(address, "somebody else", wire.Welcome(hello=1))
         refusals = [stranger.receive(wire.Refused).reason for _ in range(11)]
     assert refusals[:10] == [
         f"transfer protocol version {100 + version} at the peer, version {wire.PROTOCOL_VERSION} here"
@@ -149,7 +149,7 @@ def test_oversized_message_closes_its_connection_alone(cluster: Cluster, control
             stranger.send_frames(f"tcp://127.0.0.1:{port}", [PREAMBLE, bytes(wire.MAX_CONTROL_BYTES + 1)])
             # By a new connection, since the one above is gone; and never more than one limit in memory.
             with HandMadePeer() as other:
-                other.send(f"tcp://127.0.0.1:{port}", "somebody else", wire.Welcome())
+                other.send(f"tcp://127.0.0.1:{port}", "somebody else", wire.Welcome(hello=1))
                 other.receive(wire.Refused)
             assert Footprint.of(worker.launched.scheduler_pid()).megabytes < before + 100
 
@@ -260,7 +260,7 @@ def test_refusal_that_cannot_be_is_an_error_all_the_same(
 ) -> None:
     with LyingPrefill(route) as prefill:
         leg = prefill.meet(pool, cluster.decode.client, body(), next(rooms))
-        truth = wire.Refused(reason="no", instance_id=prefill.instance_id)
+        truth = wire.Refused(reason="no", instance_id=prefill.instance_id, hello=prefill.hello)
         prefill.tell(msgspec.structs.replace(truth, **lies))
         status, answer = leg.result(10)
         assert 500 <= status < 600

@@ -20,7 +20,7 @@ from diptych.kvtransfer.identity import Identity
 Body = TypeVar("Body", bound=wire.ControlMessage)
 
 
-PREAMBLE, _ = wire.encode("a", "b", wire.Welcome())
+PREAMBLE, _ = wire.encode("a", "b", wire.Welcome(hello=1))
 
 
 def garbled(draw: random.Random, target: str) -> list[bytes]:

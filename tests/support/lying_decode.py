@@ -24,6 +24,7 @@ PAGES = [5, 6, 9]
 """Where the liar wants the prompt's three pages when it tells the truth."""
 
 leases = itertools.count(1)
+hellos = itertools.count(1)
 
 
 class Stranger(HandMadePeer):
@@ -44,6 +45,7 @@ class Stranger(HandMadePeer):
     def hello(self, endpoint: Endpoint, **lies: Any) -> None:
         self.num_pages = endpoint.num_pages
         hello = wire.Hello(
+            number=next(hellos),
             identity=self.identity,
             control_address=self.address,
             fingerprint=self._route.fingerprint,

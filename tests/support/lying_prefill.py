@@ -33,12 +33,13 @@ class LyingPrefill(HandMadePeer):
         }
         leg = pool.submit(decode.post, "/generate", body | pairing)
         hello = self.receive(wire.Hello)
+        self.hello = hello.number
         self._decode, self._address = hello.identity.instance_id, hello.control_address
         return leg
 
     def welcome(self) -> wire.Reserve:
         """Agree, and be told where decode wants the pages."""
-        self.tell(wire.Welcome())
+        self.tell(wire.Welcome(hello=self.hello))
         return self.receive(wire.Reserve)
 
     def tell(self, body: wire.ControlMessage, *, source: str = "") -> None:

@@ -12,6 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from diptych.kvtransfer.bootstrap.route import RankRoute, Route
 from diptych.kvtransfer.bootstrap.service import make_bootstrap_app
 from diptych.kvtransfer.identity import Identity
+from diptych.kvtransfer.wire import PROTOCOL_VERSION
 
 from .conftest import make_fingerprint
 
@@ -20,7 +21,7 @@ Client = TestClient
 
 def rank(index: int, world_size: int = 1, worker_id: str = "w1", **changes: object) -> bytes:
     values: dict[str, object] = {
-        "version": 1,
+        "version": PROTOCOL_VERSION,
         "worker_id": worker_id,
         "rank": index,
         "world_size": world_size,
@@ -62,7 +63,7 @@ async def test_no_route_before_every_distinct_rank_has_registered(client: Client
 
 async def test_answer_leads_with_the_protocol_version(client: Client) -> None:
     await put(client, rank(0))
-    assert (await (await client.get("/route")).text()).startswith('{"version":1,')
+    assert (await (await client.get("/route")).text()).startswith(f'{{"version":{PROTOCOL_VERSION},')
 
 
 async def test_new_worker_start_replaces_the_old_one_wholesale(client: Client) -> None:
@@ -94,7 +95,7 @@ async def test_what_the_scheduler_published_is_passed_on(client: Client) -> None
         (rank(0, 10**9), "world_size"),
         (rank(0, worker_id=""), "worker_id"),
         (rank(0, control_address="ipc://x"), "control_address"),
-        (rank(0, version=2), "version"),
+        (rank(0, version=PROTOCOL_VERSION + 1), "version"),
         (rank(0).replace(b'"rank":0', b'"rank":"zero"'), "rank"),
         (rank(0).replace(b'"rank":0', b'"rank":0,"more":1'), "more"),
     ],

@@ -249,10 +249,10 @@ def test_vanished_decode_fails_its_rooms_at_prefill_only(pair: Pair) -> None:
     "frames",
     [
         [b"garbage"],
-        [b"DPTC\x01", b"\xff\x00garbage"],
-        [b"DPTC\x01", b""],
+        [b"DPTC\x02", b"\xff\x00garbage"],
+        [b"DPTC\x02", b""],
         [b"DPTC\x63", b"\x80"],
-        [b"DPTC\x01", b"\x81" * 2000],
+        [b"DPTC\x02", b"\x81" * 2000],
         [b"", b"", b"", b""],
     ],
     ids=["one frame", "no msgpack", "empty", "version", "nested", "frames"],

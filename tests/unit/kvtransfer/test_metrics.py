@@ -226,7 +226,7 @@ def dropping(watched: Watched) -> None:
         stranger.setsockopt(zmq.LINGER, 0)
         stranger.connect(side.manager.control_address)
         name = side.identity.instance_id
-        stranger.send_multipart([b"DPTC\x01", b"\xc1"])
+        stranger.send_multipart([b"DPTC\x02", b"\xc1"])
         stranger.send_multipart([b"DPTC\x63", b""])
         stranger.send_multipart(wire.encode("me", "somebody else", strange))
         stranger.send_multipart(wire.encode("me", name, strange))

@@ -24,12 +24,13 @@ AUX = wire.AuxBlock(
 )
 MESSAGES: list[wire.ControlMessage] = [
     wire.Hello(
+        number=1,
         identity=Identity.current(),
         control_address="tcp://h:1",
         fingerprint=make_fingerprint(),
         endpoint=ENDPOINT,
     ),
-    wire.Welcome(),
+    wire.Welcome(hello=1),
     wire.Refused(reason="no", instance_id="i"),
     wire.Reserve(room=2**63 - 1, lease=1, pages=[3, 1], num_prompt_tokens=5, first_page_index=2),
     wire.Complete(room=1, lease=2, num_pages=2, aux=AUX),
@@ -65,7 +66,7 @@ def test_a_flipped_byte_gives_a_message_or_a_wire_error(position: int) -> None:
 
 
 def test_another_version_is_named_with_both_numbers_before_anything_is_decoded() -> None:
-    with pytest.raises(wire.VersionMismatch, match="version 9 at the peer, version 1 here"):
+    with pytest.raises(wire.VersionMismatch, match="version 9 at the peer, version 2 here"):
         wire.decode([b"DPTC\x09", b"whatever that version means"])
 
 
@@ -87,4 +88,4 @@ def test_status_outside_4xx_and_5xx_is_refused() -> None:
 def test_unknown_tag_is_refused() -> None:
     payload = msgspec.msgpack.encode({"source": "a", "target": "b", "body": {"type": "exec", "code": "1"}})
     with pytest.raises(wire.WireError):
-        wire.decode([b"DPTC\x01", payload])
+        wire.decode([b"DPTC\x02", payload])

@@ -7,6 +7,7 @@ break at a time of its own; an address may have been taken by another process st
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ class Connection:
     target: str
     address: str
     made_at: float
+    number: int
+    """Of the links of all process starts, upwards."""
     server: MemoryPlane | None = None
     """Who answered at the address; None until something was delivered."""
     there: deque[Frames] = field(default_factory=deque)
@@ -59,6 +62,7 @@ class MemoryNetwork:
         self._patience = 2 * heartbeat
         self.listeners: dict[str, MemoryPlane] = {}
         self.connections: list[Connection] = []
+        self.link_numbers = itertools.count(1)
 
     def deliverable(self) -> list[Delivery]:
         """In a fixed order."""
@@ -160,13 +164,15 @@ class MemoryPlane(ControlPlane):
     def next_deadline(self) -> float | None:
         return None
 
-    def link(self, target: str, address: str) -> None:
+    def link(self, target: str, address: str) -> int:
         if not address.startswith("tcp://memory:"):
             raise TransferError(f"control address {address!r}")
         if target not in self._links:
-            connection = Connection(self, target, address, self._network._clock())
+            number = next(self._network.link_numbers)
+            connection = Connection(self, target, address, self._network._clock(), number)
             self._links[target] = connection
             self._network.connections.append(connection)
+        return self._links[target].number
 
     def unlink(self, target: str) -> None:
         connection = self._links.pop(target, None)
@@ -212,7 +218,7 @@ class MemoryPlane(ControlPlane):
             if connection.noticed:
                 del self._links[target]
                 self._let_go(connection)
-                news.append(LinkDown(target, "connection lost"))
+                news.append(LinkDown(target, "connection lost", connection.number))
         return news
 
     def close(self) -> None:
