@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 
-from diptych.common_config.declare import Element, Namespace, leaf
+from diptych.common_config.declare import Derived, Element, Namespace, leaf
 from diptych.common_config.programs import Program
 
 DEFAULT_PORT = 0
@@ -71,6 +72,21 @@ def prefill_words(entry: Mapping[str, object]) -> list[str]:
     return words
 
 
+POLICIES = ("cache_aware", "power_of_two", "round_robin", "random")
+
+
+class PolicyPair(NamedTuple):
+    """The policy of each side."""
+
+    prefill: str
+    decode: str
+
+
+def policy_pair(view: Any) -> PolicyPair:
+    """Each side falls back to the base field."""
+    return PolicyPair(view.prefill_policy or view.policy, view.decode_policy or view.policy)
+
+
 class Router(Namespace):
     """Which workers the router pairs, and how patient it is."""
 
@@ -86,8 +102,37 @@ class Router(Namespace):
         element=Element(parse_url, "URL"),
         refused_by=_OWN_WORKERS,
     )
-    policy: str = leaf(
-        "round_robin", help="How a worker of each side is picked.", choices=("round_robin", "random")
+    policy: str = leaf("cache_aware", help="How a worker of each side is picked.", choices=POLICIES)
+    prefill_policy: str | None = leaf(
+        None, help="How a prefill worker is picked.", choices=POLICIES, open_means="--policy"
+    )
+    decode_policy: str | None = leaf(
+        None, help="How a decode worker is picked.", choices=POLICIES, open_means="--policy"
+    )
+    policies: PolicyPair = Derived(
+        policy_pair, help="The policies (prefill, decode), each falling back to --policy."
+    )
+    cache_threshold: float = leaf(
+        0.3,
+        help="cache_aware: share of a prompt that a prefill worker must have seen to be preferred for it.",
+        ge=0,
+        le=1,
+    )
+    balance_abs_threshold: int = leaf(
+        8,
+        help="cache_aware: requests by which a preferred worker must be busier than others to lose one.",
+        unit="requests",
+        ge=0,
+    )
+    balance_rel_threshold: float = leaf(
+        1.2, help="cache_aware: how many times as busy it must be as well.", ge=1, le=1000
+    )
+    max_tree_size: int = leaf(
+        1 << 26,
+        help="cache_aware: memory for which worker has seen what, about.",
+        unit="bytes",
+        ge=1 << 16,
+        le=1 << 40,
     )
     request_timeout: float = leaf(
         600.0, help="Longest that one request may take.", unit="seconds", gt=0, le=86400
@@ -95,8 +140,56 @@ class Router(Namespace):
     connect_timeout: float = leaf(
         5.0, help="Patience for a connection to a worker.", unit="seconds", gt=0, le=3600
     )
+    first_byte_timeout: float | None = leaf(
+        None,
+        help="Longest wait for the first byte of an answer, prefill's queue included.",
+        unit="seconds",
+        gt=0,
+        le=86400,
+        open_means="--request-timeout",
+    )
+    stream_idle_timeout: float | None = leaf(
+        None,
+        help="Longest wait for the next byte of an answer that has begun. A request that decode has parked "
+        "is silent meanwhile.",
+        unit="seconds",
+        gt=0,
+        le=86400,
+        open_means="--request-timeout",
+    )
+    dead_peer_timeout: float = leaf(
+        15.0,
+        help="How long a worker's machine may not answer on the network before its connections are broken.",
+        unit="seconds",
+        ge=3,
+        le=3600,
+    )
+    max_concurrent_requests: int | None = leaf(
+        None,
+        help="Most requests that the router relays at once; others wait for a turn.",
+        unit="requests",
+        ge=1,
+        open_means="any number",
+    )
+    queue_size: int = leaf(
+        1024, help="Most requests that wait for a turn; more are refused with 429.", unit="requests", ge=0
+    )
+    queue_timeout: float = leaf(
+        60.0, help="Longest wait for a turn, then 429.", unit="seconds", gt=0, le=86400
+    )
     max_retries: int = leaf(
         2, help="Further attempts, while nothing was sent to the client.", unit="attempts", ge=0, le=100
+    )
+    breaker_failures: int = leaf(
+        5,
+        help="Failures in a row that open a worker's circuit breaker; -1 turns breakers off.",
+        unit="failures",
+        ge=1,
+        le=1_000_000,
+        also=(-1,),
+    )
+    breaker_cooldown: float = leaf(
+        10.0, help="How long a breaker stays open before a request tries.", unit="seconds", gt=0, le=86400
     )
     health_interval: float = leaf(
         2.0, help="Time between two health checks of a worker.", unit="seconds", gt=0, le=3600
@@ -107,13 +200,6 @@ class Router(Namespace):
     health_success_threshold: int = leaf(
         1, help="Good checks in a row that bring a worker up.", unit="checks", ge=1, le=1000
     )
-    default_bootstrap_port: int = leaf(
-        8998,
-        help="Bootstrap port of a --prefill that doesn't name one.",
-        ge=1,
-        le=65535,
-        refused_by={Program.LOCAL: "tells its router the ports itself"},
-    )
     worker_ca_file: str | None = leaf(
         None,
         help="PEM file of the authorities that vouch for the certificates of https workers.",
@@ -123,4 +209,11 @@ class Router(Namespace):
     )
     worker_tls_verify: bool = leaf(
         True, help="Check the certificates of https workers.", refused_by=_OWN_WORKERS
+    )
+    default_bootstrap_port: int = leaf(
+        8998,
+        help="Bootstrap port of a --prefill that doesn't name one.",
+        ge=1,
+        le=65535,
+        refused_by={Program.LOCAL: "tells its router the ports itself"},
     )
