@@ -33,6 +33,7 @@ from diptych.common_config.errors import (
 from diptych.common_config.gates import turn_off_chunked_prefix_cache
 from diptych.common_config.namespaces.exec import AttentionPair
 from diptych.common_config.namespaces.router import PrefillAddress
+from diptych.common_config.namespaces.router import parse_url as parse_worker_url
 from diptych.common_config.programs import Program, Role
 from diptych.common_config.record import (
     LaunchConfig,
@@ -79,6 +80,7 @@ __all__ = [
     "hide_secret",
     "override_config",
     "parse_command_line",
+    "parse_worker_url",
     "publish",
     "readback",
     "reset_for_tests",

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from diptych.common_config.namespaces import LEAVES
-from diptych.common_config.namespaces.router import DEFAULT_PORT, PrefillAddress
+from diptych.common_config.namespaces.router import DEFAULT_PORT, PrefillAddress, parse_url
 from diptych.common_config.programs import Program
 
 
@@ -279,6 +279,20 @@ def _settled_by_the_program(draft: Draft) -> Iterator[str]:
         why = LEAVES[name].refused_by.get(draft.program)
         if why and name in draft.given and draft.values[name] != LEAVES[name].default_for(draft.program):
             yield f"{LEAVES[name].flag}: {draft.program.value} {why}"
+
+
+@check("advertise_url", "router_url")
+def _registration(draft: Draft) -> Iterator[str]:
+    for url in sorted({url for url in draft.router_url if draft.router_url.count(url) > 1}):
+        yield f"--router-url {url} is given twice"
+    if draft.advertise_url is None:
+        return
+    try:
+        parse_url([draft.advertise_url])
+    except ValueError as error:
+        yield f"--advertise-url: {error}"
+    if not draft.router_url:
+        yield "--advertise-url is for routers, and there is no --router-url"
 
 
 @check("prefill", "decode")

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from diptych.common_config import LaunchConfig, Role, builds_from_record
+from diptych.common_config import LaunchConfig, Role, builds_from_record, get_model
+from diptych.engine.models.errors import ModelError
 from diptych.engine.weights.source import prepare_model
-from diptych.kvtransfer.backends.mooncake_library import why_unavailable
 from diptych.httpserver.tls import load_server_context
+from diptych.kvtransfer.backends.mooncake_library import why_unavailable
 from diptych.launch.errors import StartupError
 from diptych.launch.faults import parse_rules
+from diptych.server.errors import BadRequest
 from diptych.server.frontend import WorkerKind
 
 
@@ -25,10 +27,10 @@ class Prepared:
     model_dir: Path
     tokenizer_dir: Path
     http: socket.socket
-    bootstrap: socket.socket | None
-    scheduler_role: Role
     tls: ssl.SSLContext | None
     """For `http`."""
+    bootstrap: socket.socket | None
+    scheduler_role: Role
     scheduler_command: Sequence[str]
 
 
@@ -44,11 +46,11 @@ def prepare(
             raise StartupError(problem)
     if kind is not WorkerKind.COLOCATED and record.fault_injection_rules:
         parse_rules(record.fault_injection_rules)
-    # Ports first: a port in use should not be found out after minutes of model conversion.
-    http = bind(record.host, record.port)
     tls = None
     if record.ssl_certfile is not None:
         tls = load_server_context(record.ssl_certfile, record.ssl_keyfile, record.ssl_keyfile_password)
+    # Ports first: a port in use should not be found out after minutes of model conversion.
+    http = bind(record.host, record.port)
     derived: dict[str, int] = {"port": http.getsockname()[1]}
     bootstrap = None
     if kind is WorkerKind.PREFILL:
@@ -75,11 +77,25 @@ def prepare(
         model_dir=model_dir,
         tokenizer_dir=tokenizer_dir,
         http=http,
+        tls=tls,
         bootstrap=bootstrap,
         scheduler_role=scheduler_role,
-        tls=tls,
         scheduler_command=scheduler_command,
     )
+
+
+def find_weights(model_path: str, load_format: str) -> Path:
+    """Where the weights to be served from now on lie, converted if need be. Raises `BadRequest`."""
+    model = get_model()
+    try:
+        return prepare_model(
+            model_path,
+            cache_dir=Path(model.model_cache_dir or ""),
+            load_format=load_format,
+            report=_report,
+        )
+    except ModelError as error:
+        raise BadRequest(str(error), param="model_path") from None
 
 
 def _report(line: str) -> None:

@@ -33,8 +33,9 @@ from diptych.httpserver.limits import limits_from_config
 from diptych.httpserver.listen import BoundedSite, make_runner, shown_url
 from diptych.httpserver.tls import TlsError
 from diptych.kvtransfer.bootstrap.service import make_bootstrap_app
+from diptych.kvtransfer.cluster import ClusterKeys
 from diptych.launch.errors import StartupError
-from diptych.launch.prepare import Prepared, prepare
+from diptych.launch.prepare import Prepared, find_weights, prepare
 from diptych.launch.processes import SchedulerProcess, SchedulerStart, describe_exit
 from diptych.launch.registration import registered
 from diptych.server.app import make_app
@@ -133,7 +134,8 @@ async def _run(kind: WorkerKind, prepared: Prepared) -> int:
     assert main is not None
     signals = Signals(main.cancel)
     link = SchedulerLink()
-    bootstrap = await _start_bootstrap(prepared.bootstrap)
+    metrics = FrontendMetrics()
+    bootstrap = await _start_bootstrap(prepared.bootstrap, metrics)
     scheduler = SchedulerProcess(
         prepared.scheduler_command,
         SchedulerStart(
@@ -144,7 +146,7 @@ async def _run(kind: WorkerKind, prepared: Prepared) -> int:
         ),
     )
     try:
-        return await _supervise(kind, prepared, link, scheduler, signals)
+        return await _supervise(kind, prepared, link, scheduler, signals, metrics)
     except asyncio.CancelledError:
         return 130
     finally:
@@ -154,25 +156,30 @@ async def _run(kind: WorkerKind, prepared: Prepared) -> int:
         link.close()
 
 
-async def _start_bootstrap(listener: socket.socket | None) -> web.AppRunner | None:
+async def _start_bootstrap(listener: socket.socket | None, metrics: FrontendMetrics) -> web.AppRunner | None:
     """Listening before the scheduler runs: it registers there."""
     if listener is None:
         return None
-    runner = make_runner(make_bootstrap_app())
+    secret = get_disagg().cluster_secret
+    keys = None if secret is None else ClusterKeys.from_secret(secret)
+    runner = make_runner(make_bootstrap_app(keys, metrics.bootstrap_refused.inc))
     await runner.setup()
     await BoundedSite(runner, limits_from_config(), sock=listener).start()
     return runner
 
 
 async def _supervise(
-    kind: WorkerKind, prepared: Prepared, link: SchedulerLink, scheduler: SchedulerProcess, signals: Signals
+    kind: WorkerKind,
+    prepared: Prepared,
+    link: SchedulerLink,
+    scheduler: SchedulerProcess,
+    signals: Signals,
+    metrics: FrontendMetrics,
 ) -> int:
     """Load the tokenizer while the scheduler loads the model, serve, and see to the end."""
     tokenizer = await asyncio.to_thread(Tokenizer, prepared.tokenizer_dir)
     template = _chat_template(tokenizer)
-    manager = TokenizerManager(
-        link, tokenizer, FrontendMetrics(), ConfigOverlay(), prefill=kind is WorkerKind.PREFILL
-    )
+    manager = TokenizerManager(link, tokenizer, metrics, ConfigOverlay(), prefill=kind is WorkerKind.PREFILL)
     receiving = asyncio.create_task(manager.receive())
     stopping = asyncio.create_task(signals.asked.wait())
     endings: set[asyncio.Future[Any]] = {stopping, scheduler.exited, receiving}
@@ -187,12 +194,16 @@ async def _supervise(
         if not manager.ready.done():
             return 0  # asked to stop while loading
         frontend = _frontend(kind, prepared, manager, template, manager.ready.result())
+        frontend.detect_parsers()
         runner = make_runner(make_app(frontend))
         await runner.setup()
         try:
             await BoundedSite(runner, limits_from_config(), sock=prepared.http, tls=prepared.tls).start()
             _announce(frontend)
-            await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
+            async with registered(frontend) as goodbye:
+                await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
+                if stopping.done():
+                    await goodbye()  # while requests are still taken: no router has to be refused one
             if stopping.done() and await _drains(manager, {scheduler.exited, receiving}):
                 await scheduler.exits_within(SCHEDULER_END_SECONDS)
                 return 0
@@ -264,7 +275,6 @@ def _frontend(
         # prefill worker only the prompt needs room.
         context_length = min(context_length, ready.max_total_tokens)
     facts = ModelFacts(
-        path=model.model_path,
         tokenizer_path=model.tokenizer_path or model.model_path,
         model_type=str(config.get("model_type", "")),
         architectures=[str(name) for name in config.get("architectures") or []],
@@ -278,6 +288,7 @@ def _frontend(
         manager=manager,
         chat_template=template,
         created=int(time.time()),
+        find_weights=find_weights,
         bootstrap_port=bootstrap_port,
         fault_injection=kind is not WorkerKind.COLOCATED and get_disagg().enable_fault_injection,
     )

@@ -3,34 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from importlib.metadata import version
 
 import aiohttp
 import msgspec
 from aiohttp import web
 
-from diptych.common_config import get_router, get_serving, readback
+from diptych.common_config import get_router, get_serving
+from diptych.router.admission import Admission
+from diptych.router.answers import json_response
 from diptych.router.call import Call, parse_fields
 from diptych.router.errors import RouterError
+from diptych.router.info_routes import InfoRoutes
 from diptych.router.metrics import RouterMetrics
 from diptych.router.middleware import REQUEST_ID, add_request_id, make_middleware, worker_headers
-from diptych.router.pairing import POLICIES, Pairing
-from diptych.router.proxy import Proxy, WorkerAnswer
+from diptych.router.pairing import Pairing
+from diptych.router.proxy import JOINT_SECONDS, Proxy, joint_answer
+from diptych.router.queue_metrics import QueueMetrics
 from diptych.router.registry import WorkerRegistry
 from diptych.router.relay import Relay
+from diptych.router.sockets import worker_sockets
+from diptych.router.worker_metrics import EXPOSITION, scrape
+from diptych.router.worker_routes import WorkerRoutes
 from diptych.router.workers import Worker, WorkerRole
 
 GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/generate")
 
+JOINT = (
+    "/flush_cache",
+    "/abort_request",
+    "/pause_generation",
+    "/continue_generation",
+    "/update_weights_from_disk",
+    "/update_config",
+    "/start_profile",
+    "/stop_profile",
+)
+"""What every worker is to do, prefill and decode alike."""
 
-def json_response(data: object, status: int = 200) -> web.Response:
-    return web.Response(status=status, body=msgspec.json.encode(data), content_type="application/json")
+SLOW_JOINT = ("/update_weights_from_disk", "/stop_profile")
+"""May take as long as a request."""
 
 
 def client_session() -> aiohttp.ClientSession:
     """For all calls to workers: any number of connections, streams of any length, bytes untouched."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(
+            limit=0, socket_factory=worker_sockets(get_router().dead_peer_timeout)
+        ),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=get_router().connect_timeout),
         auto_decompress=False,
         # Without these two a worker might compress, or a cookie of one client's answer reach another's.
@@ -46,19 +65,36 @@ def registry_from_config() -> WorkerRegistry:
     return WorkerRegistry([*prefill, *decode])
 
 
+def admission_from_config(metrics: QueueMetrics) -> Admission:
+    """The queue for generating requests."""
+    settings = get_router()
+    admission = Admission(
+        settings.max_concurrent_requests, settings.queue_size, settings.queue_timeout, metrics
+    )
+    metrics.watch(admission)
+    return admission
+
+
 class RouterServer:
     """The parts of one router, and its routes. Needs the configuration published."""
 
     def __init__(self) -> None:
         self.registry = registry_from_config()
         self.metrics = RouterMetrics()
-        for worker in self.registry.workers:
-            self.metrics.watch(worker)
-        policy = POLICIES[get_router().policy]
-        self._pairing = Pairing(self.registry, policy(), policy())
+        self.registry.subscribe(self.metrics)
+        self.registry.subscribe(self.metrics.breakers)
+        self._pairing = Pairing.configured(self.registry)
+        self.admission = admission_from_config(self.metrics.queue)
         # Set by `_lifespan`: a session belongs to the running loop.
+        self._session: aiohttp.ClientSession | None = None
         self._relay: Relay | None = None
         self._proxy: Proxy | None = None
+        self._workers: WorkerRoutes | None = None
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        assert self._session is not None, "the application isn't running"
+        return self._session
 
     @property
     def relay(self) -> Relay:
@@ -70,6 +106,19 @@ class RouterServer:
         assert self._proxy is not None, "the application isn't running"
         return self._proxy
 
+    @property
+    def info(self) -> InfoRoutes:
+        return InfoRoutes(self.registry, self.session, self.proxy)
+
+    @property
+    def workers(self) -> WorkerRoutes:
+        assert self._workers is not None, "the application isn't running"
+        return self._workers
+
+    @property
+    def ready(self) -> bool:
+        return self.registry.has_pair and not self.relay.draining
+
     def app(self) -> web.Application:
         """The aiohttp application; run it with `handler_cancellation=True`."""
         app = web.Application(
@@ -79,7 +128,9 @@ class RouterServer:
         app.cleanup_ctx.append(self._lifespan)
         for path in GENERATING:
             app.router.add_post(path, self.generate)
-        for path in ("/v1/models", "/v1/models/{name}", "/model_info", "/get_model_info"):
+        app.router.add_get("/v1/models", self.list_models)
+        app.router.add_get("/v1/models/{name:.+}", self.show_model)
+        for path in ("/model_info", "/get_model_info"):
             app.router.add_get(path, self.from_decode)
         for path in ("/tokenize", "/detokenize"):
             app.router.add_post(path, self.from_decode)
@@ -89,14 +140,25 @@ class RouterServer:
             app.router.add_get(path, self.server_info)
         app.router.add_get("/get_load", self.get_load)
         app.router.add_get("/metrics", self.show_metrics)
-        for path in ("/flush_cache", "/abort_request"):
+        app.router.add_get("/engine_metrics", self.show_engine_metrics)
+        for path in JOINT:
             app.router.add_post(path, self.to_all_workers)
+        app.router.add_get("/flush_cache", self.to_all_workers)
+        app.router.add_get("/workers", self.list_workers)
+        app.router.add_post("/workers", self.add_worker)
+        one = "/workers/{worker_id:.+}"
+        app.router.add_get(one, self.show_worker)
+        app.router.add_delete(one, self.remove_worker)
+        app.router.add_put(one, self.change_worker)
+        app.router.add_patch(one, self.change_worker)
         return app
 
     async def _lifespan(self, _: web.Application) -> AsyncIterator[None]:
         async with client_session() as session:
-            self._relay = Relay(session, self._pairing, self.metrics)
+            self._session = session
+            self._relay = Relay(session, self._pairing, self.admission, self.metrics)
             self._proxy = Proxy(session, self.registry)
+            self._workers = WorkerRoutes(self.registry, session)
             self.registry.start(session)
             yield
             await self.registry.stop()
@@ -122,53 +184,50 @@ class RouterServer:
         probe = msgspec.json.encode(
             {"input_ids": [1], "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True}}
         )
-        return await self.relay.generate(request, self._call(request, "/generate", parse_fields(probe)))
+        call = self._call(request, "/generate", parse_fields(probe))
+        # Past the queue: a router that is full is well.
+        return await self.relay.generate(request, call, in_turn=False)
 
-    async def server_info(self, _: web.Request) -> web.Response:
-        workers = [
-            {
-                "url": w.url,
-                "role": w.role,
-                "bootstrap_port": w.bootstrap_port,
-                "healthy": w.healthy,
-                "reason": w.reason or None,
-                "in_flight": w.in_flight,
-            }
-            for w in self.registry.workers
-        ]
-        return json_response(
-            {
-                "role": "router",
-                "version": version("diptych"),
-                "ready": self.registry.has_pair and not self.relay.draining,
-                "workers": workers,
-                "config": readback(),
-            }
-        )
+    async def list_models(self, _: web.Request) -> web.Response:
+        return await self.info.list_models()
+
+    async def show_model(self, request: web.Request) -> web.Response:
+        return await self.info.show_model(request.match_info["name"])
 
     async def get_load(self, request: web.Request) -> web.Response:
-        return json_response([answer.describe() for answer in await self.proxy.to_all(request)])
+        return await self.info.get_load(request)
+
+    async def server_info(self, _: web.Request) -> web.Response:
+        return await self.info.server_info(self.ready)
 
     async def show_metrics(self, _: web.Request) -> web.Response:
-        return web.Response(
-            body=self.metrics.exposition(),
-            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
-        )
+        """The router's own, then those of its workers."""
+        workers = await scrape(self.registry, self.session)
+        return web.Response(body=self.metrics.exposition() + workers, headers=EXPOSITION)
+
+    async def show_engine_metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=await scrape(self.registry, self.session), headers=EXPOSITION)
 
     async def to_all_workers(self, request: web.Request) -> web.Response:
-        answers = await self.proxy.to_all(request)
-        return json_response([a.describe() for a in answers], status=_joint_status(answers))
+        limit = get_router().request_timeout if request.path in SLOW_JOINT else JOINT_SECONDS
+        return joint_answer(await self.proxy.to_all(request, limit=limit, leaving=True))
+
+    async def list_workers(self, _: web.Request) -> web.Response:
+        return self.workers.list()
+
+    async def show_worker(self, request: web.Request) -> web.Response:
+        return self.workers.show(request.match_info["worker_id"])
+
+    async def add_worker(self, request: web.Request) -> web.Response:
+        return await self.workers.add(await request.read())
+
+    async def change_worker(self, request: web.Request) -> web.Response:
+        return self.workers.change(request.match_info["worker_id"], await request.read())
+
+    async def remove_worker(self, request: web.Request) -> web.Response:
+        return self.workers.remove(request.match_info["worker_id"], request.query)
 
     @staticmethod
     def _call(request: web.Request, path: str, fields: dict[str, msgspec.Raw]) -> Call:
         headers = {**worker_headers(request), "Content-Type": "application/json"}
         return Call(path=path, fields=fields, headers=headers, request_id=request[REQUEST_ID])
-
-
-def _joint_status(answers: list[WorkerAnswer]) -> int:
-    """200 if every worker did it; a 4xx they agree on; else 502."""
-    if all(a.ok for a in answers):
-        return 200
-    statuses = {a.status for a in answers}
-    only = statuses.pop() if len(statuses) == 1 else None
-    return only if only is not None and 400 <= only < 500 else 502

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 
 import msgspec
@@ -27,6 +28,11 @@ class Call:
     received: float = dataclasses.field(default_factory=time.monotonic)
     """`time.monotonic()` when the request arrived."""
 
+    @functools.cached_property
+    def model(self) -> str | None:
+        """The model that is asked for; None if none is, or not by a string."""
+        return _text(self.fields.get("model"))
+
     def body(self, host: str, port: int | None, room: int) -> bytes:
         """The JSON body for one attempt. A worker derives one room per sample from the scalar `room`."""
         bootstrap = {
@@ -35,6 +41,22 @@ class Call:
             "bootstrap_room": msgspec.Raw(msgspec.json.encode(room)),
         }
         return msgspec.json.encode({**self.fields, **bootstrap})
+
+
+def _text(raw: msgspec.Raw | None) -> str | None:
+    try:
+        value = None if raw is None else msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return value if isinstance(value, str) else None
+
+
+def asked_model(body: bytes) -> str | None:
+    """The `model` of a JSON object; None if there is none to be found, whatever else the body is."""
+    try:
+        return _text(parse_fields(body).get("model"))
+    except RouterError:
+        return None
 
 
 def parse_fields(raw: bytes) -> dict[str, msgspec.Raw]:

@@ -46,8 +46,9 @@ class ClientStream:
         return self._response
 
     async def fail(self, error: RouterError) -> web.StreamResponse:
-        """End with an error: an ordinary error answer if nothing was sent, an error event in an event
-        stream, and otherwise a connection closed short of the body's announced end."""
+        """End with an error: an ordinary error answer if nothing was sent, in an event stream the events by
+        which a worker ends one that failed, and otherwise a connection closed short of the body's announced
+        end."""
         response = self._response
         if response is None:
             return error.response()
@@ -57,13 +58,18 @@ class ClientStream:
             separator = b"" if self._at_event_end else b"\n\n"
             try:
                 async with asyncio.timeout(ERROR_WRITE_TIMEOUT):
-                    await response.write(separator + b"data: " + error.payload() + b"\n\n")
+                    await response.write(separator + self._last_events(error))
                     await response.write_eof()
             except TimeoutError:
                 self._cut()
         else:
             self._cut()
         return response
+
+    def _last_events(self, error: RouterError) -> bytes:
+        if self._request.path == "/v1/responses":  # its events have names, and no end mark
+            return b"event: error\ndata: " + error.event() + b"\n\n"
+        return b"data: " + error.payload() + b"\n\n" + b"data: [DONE]\n\n"
 
     def _cut(self) -> None:
         """Close without the terminating chunk, so that the client's HTTP library reports a short body."""

@@ -13,10 +13,10 @@ def error_type(status: int) -> str:
     return "invalid_request_error" if status < 500 else _SERVER_TYPES.get(status, "internal_error")
 
 
-def error_payload(status: int, message: str, code: str | None = None) -> bytes:
-    """The JSON body `{"error": {message, type, param, code}}`; the router itself judges no field."""
+def error_payload(status: int, message: str, code: str | None = None, param: str | None = None) -> bytes:
+    """The JSON body `{"error": {message, type, param, code}}`."""
     return msgspec.json.encode(
-        {"error": {"message": message, "type": error_type(status), "param": None, "code": code}}
+        {"error": {"message": message, "type": error_type(status), "param": param, "code": code}}
     )
 
 
@@ -32,16 +32,25 @@ class RouterError(Exception):
         message: str,
         *,
         code: str | None = None,
+        param: str | None = None,
         retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.code = code
+        self.param = param
+        """The request's field that is at fault; workers judge most of them."""
         self.retry_after = retry_after
 
     def payload(self) -> bytes:
-        return error_payload(self.status, self.message, self.code)
+        return error_payload(self.status, self.message, self.code, self.param)
+
+    def event(self) -> bytes:
+        """The JSON of the event by which a stream of `/v1/responses` says that it failed."""
+        return msgspec.json.encode(
+            {"type": "error", "code": self.code, "message": self.message, "param": self.param}
+        )
 
     def response(self) -> web.Response:
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}

@@ -8,7 +8,8 @@ import aiohttp
 import msgspec
 
 from diptych.router.errors import RouterError
-from diptych.router.workers import Worker, WorkerRole, connection_reason
+from diptych.router.silence import SilenceWatch
+from diptych.router.workers import Worker, connection_reason
 
 MAX_ERROR_BODY = 1 << 20
 """Bytes of a worker's error answer that are read and relayed."""
@@ -25,6 +26,8 @@ class FailureKind(enum.StrEnum):
     """Any other answer that isn't 2xx."""
     BROKEN = "broken"
     """The connection ended after the request was sent: the worker may have run it."""
+    SILENT = "silent"
+    """Nothing came for too long: the worker may be running it."""
 
 
 class LegFailure(Exception):
@@ -59,9 +62,23 @@ class LegFailure(Exception):
         """What the client is told once there is nothing left to try."""
         if self.kind is FailureKind.REFUSED:
             return RouterError(503, str(self), code="worker_refused", retry_after=1)
+        if self.kind is FailureKind.SILENT:
+            return RouterError(504, str(self), code="timeout")
         status = 504 if self.status == 504 else 502
         code = "worker_unreachable" if self.kind is FailureKind.CONNECT else "worker_failed"
         return RouterError(status, str(self), code=code)
+
+    @property
+    def may_be_the_peers(self) -> bool:
+        """True when the worker may only be telling what its peer did: 502 and 504 are how each side reports
+        a transfer that failed, whoever failed it."""
+        return self.kind is FailureKind.ERROR and self.status in (502, 504)
+
+
+def silent(worker: Worker, seconds: float, flag: str) -> LegFailure:
+    """Nothing came for so long; the worker is asked for its health at once."""
+    worker.suspect()
+    return LegFailure(worker, FailureKind.SILENT, f"sent nothing for {seconds:g} s ({flag})")
 
 
 def relayed_headers(response: aiohttp.ClientResponse) -> dict[str, str]:
@@ -71,7 +88,8 @@ def relayed_headers(response: aiohttp.ClientResponse) -> dict[str, str]:
 
 
 class Leg:
-    """One POST. `close()` drops the connection at any point, which is how a worker learns to stop."""
+    """One POST: `open()`, `start()`, `read()` to the end. `close()` drops the connection at any point, which
+    is how a worker learns to stop."""
 
     def __init__(
         self, session: aiohttp.ClientSession, worker: Worker, path: str, body: bytes, headers: dict[str, str]
@@ -83,11 +101,20 @@ class Leg:
         self._headers = headers
         self._response: aiohttp.ClientResponse | None = None
         self._open = False
+        self._trial = False
+        self._proved = False
+        self._silence: SilenceWatch | None = None
+        self._silent_for = 0.0
+
+    def open(self) -> None:
+        """From now on the request counts as the worker's, for those that pick workers in the meantime too."""
+        self._open = True
+        self._trial = self.worker.breaker.began()
+        self.worker.begin(len(self._body))
 
     async def start(self) -> aiohttp.ClientResponse:
         """Send, and wait for a 2xx head. Raises LegFailure for anything else."""
-        self._open = True
-        self.worker.begin()
+        assert self._open, "open() comes first"
         try:
             response = await self._session.post(
                 self.worker.url + self._path, data=self._body, headers=self._headers, allow_redirects=False
@@ -103,14 +130,33 @@ class Leg:
             return response
         raise await self._failed_answer(response)
 
+    def limit_silence(self, seconds: float) -> None:
+        """From now on no wait for bytes may last longer."""
+
+        def give_up() -> None:
+            self._silent_for = seconds
+            if self._response is not None:
+                self._response.close()  # which ends the wait
+
+        self._silence = SilenceWatch(seconds, give_up)
+
     async def read(self) -> bytes:
-        """The next bytes of the body as they arrive; `b""` at its end. Raises LegFailure (BROKEN) if the
-        body is cut short."""
+        """The next bytes of the body as they arrive; `b""` at its end. Raises LegFailure: BROKEN if the
+        body is cut short, SILENT after a wait beyond the limit."""
         assert self._response is not None, "start() comes first"
+        if self._silence is not None:
+            self._silence.waiting()
         try:
             chunk = await self._response.content.readany()
         except (aiohttp.ClientError, OSError) as error:
+            if self._silent_for:
+                raise silent(self.worker, self._silent_for, "--stream-idle-timeout") from error
             raise self._broken(error) from error
+        if self._silence is not None:
+            self._silence.heard()
+        if not self._proved and self._response.ok:
+            self._proved = True
+            self.worker.breaker.succeeded()
         if not chunk:
             self.close()
         return chunk
@@ -120,7 +166,10 @@ class Leg:
         if not self._open:
             return
         self._open = False
-        self.worker.end()
+        self.worker.end(len(self._body))
+        self.worker.breaker.ended(self._trial)
+        if self._silence is not None:
+            self._silence.stop()
         if self._response is not None:
             self._response.close()
 
@@ -164,17 +213,3 @@ def error_message(body: bytes) -> str:
         return _error_decoder.decode(body).error.message.rstrip(".")
     except msgspec.DecodeError:  # not JSON, or of another shape
         return body[:500].decode("utf-8", "replace").strip() or "(empty body)"
-
-
-def prefer(failures: list[LegFailure]) -> LegFailure:
-    """Of failures seen together, the one that decides: a 4xx (decode's rather than prefill's), then one
-    that makes another attempt safe, then decode's."""
-
-    def rank(failure: LegFailure) -> tuple[bool, bool, bool]:
-        return (
-            failure.kind is not FailureKind.REJECTED,
-            not failure.not_run,
-            failure.worker.role is not WorkerRole.DECODE,
-        )
-
-    return min(failures, key=rank)

@@ -31,6 +31,7 @@ access_logger = logging.getLogger("diptych.router.access")
 ROUTES = {
     "/health": Access.OPEN,
     "/metrics": Access.OPEN,
+    "/engine_metrics": Access.OPEN,
     "/v1/chat/completions": Access.GENERATING,
     "/v1/completions": Access.GENERATING,
     "/v1/responses": Access.GENERATING,
@@ -42,6 +43,7 @@ ROUTES = {
     "/pause_generation": Access.ADMIN,
     "/continue_generation": Access.ADMIN,
     "/update_weights_from_disk": Access.ADMIN,
+    "/update_config": Access.ADMIN,
     "/start_profile": Access.ADMIN,
     "/stop_profile": Access.ADMIN,
     "GET /workers": Access.READING,

@@ -3,47 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import random
-from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from collections.abc import Collection
 
 from diptych.router.call import Call
 from diptych.router.errors import RouterError
+from diptych.router.models import model_for
+from diptych.router.policies import Policy, configured_policy
 from diptych.router.registry import WorkerRegistry
 from diptych.router.workers import Worker, WorkerRole
-
-
-class Policy(Protocol):
-    """Chooses among the healthy workers of one side. Each side has an instance of its own."""
-
-    def pick(self, candidates: Sequence[Worker], call: Call) -> Worker:
-        """One of `candidates` (never empty)."""
-        ...
-
-
-class RoundRobin:
-    """Each worker in turn."""
-
-    def __init__(self) -> None:
-        self._turn = 0
-
-    def pick(self, candidates: Sequence[Worker], call: Call) -> Worker:
-        chosen = candidates[self._turn % len(candidates)]
-        self._turn += 1
-        return chosen
-
-
-class Random:
-    """Each worker with equal probability."""
-
-    def __init__(self, source: random.Random | None = None) -> None:
-        self._source = source or random.Random()
-
-    def pick(self, candidates: Sequence[Worker], call: Call) -> Worker:
-        return self._source.choice(candidates)
-
-
-POLICIES: dict[str, Callable[[], Policy]] = {"round_robin": RoundRobin, "random": Random}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,27 +20,43 @@ class Pair:
 
 
 class Pairing:
-    """Joins a policy per side with the registry's view of who is healthy."""
+    """Joins a policy per side with what is known of the workers: who is healthy, whose breaker is closed."""
 
     def __init__(self, registry: WorkerRegistry, prefill_policy: Policy, decode_policy: Policy) -> None:
         self._registry = registry
         self._policies = {WorkerRole.PREFILL: prefill_policy, WorkerRole.DECODE: decode_policy}
+        registry.subscribe(self)
+
+    @classmethod
+    def configured(cls, registry: WorkerRegistry) -> Pairing:
+        """With the policies that are set."""
+        return cls(registry, configured_policy(WorkerRole.PREFILL), configured_policy(WorkerRole.DECODE))
+
+    def added(self, worker: Worker) -> None:
+        self._policies[worker.role].added(worker)
+
+    def removed(self, worker: Worker) -> None:
+        self._policies[worker.role].removed(worker)
 
     def pick(self, call: Call, avoid: Collection[Worker] = ()) -> Pair:
         """A pair for one attempt; workers in `avoid` only when a side has no other.
 
-        Raises RouterError (503) when a side has no healthy worker.
+        Raises RouterError: 503 when a side has no healthy worker, 404 for a model that nobody serves.
         """
-        if not self._registry.has_pair:
-            raise RouterError(
-                503, f"the request can't be served now: {self._registry.missing()}", retry_after=1
-            )
+        model = model_for(self._registry, call.model)
+        healthy = {role: self._registry.healthy(role, serving=model) for role in WorkerRole}
+        if not all(healthy.values()):
+            missing = self._registry.missing(model)
+            raise RouterError(503, f"the request can't be served now: {missing}", retry_after=1)
         return Pair(
-            prefill=self._pick(WorkerRole.PREFILL, call, avoid),
-            decode=self._pick(WorkerRole.DECODE, call, avoid),
+            prefill=self._pick(healthy[WorkerRole.PREFILL], call, avoid),
+            decode=self._pick(healthy[WorkerRole.DECODE], call, avoid),
         )
 
-    def _pick(self, role: WorkerRole, call: Call, avoid: Collection[Worker]) -> Worker:
-        healthy = self._registry.healthy(role)
-        fresh = [w for w in healthy if w not in avoid]
-        return self._policies[role].pick(fresh or healthy, call)
+    def _pick(self, candidates: list[Worker], call: Call, avoid: Collection[Worker]) -> Worker:
+        role = candidates[0].role
+        # An open breaker and a failed attempt only say where not to go while there is somewhere else. With
+        # no other worker the request is tried: a likely failure is no worse than a certain one.
+        candidates = [w for w in candidates if w.breaker.passes] or candidates
+        candidates = [w for w in candidates if w not in avoid] or candidates
+        return self._policies[role].pick(candidates, call)

@@ -45,21 +45,24 @@ class WorkerRegistry:
     def of(self, role: WorkerRole) -> list[Worker]:
         return [w for w in self.workers if w.role is role]
 
-    def healthy(self, role: WorkerRole) -> list[Worker]:
-        return [w for w in self.workers if w.role is role and w.healthy]
+    def healthy(self, role: WorkerRole, *, serving: str | None = None) -> list[Worker]:
+        """Those that may be given requests; with `serving`, requests for that model."""
+        return [w for w in self.workers if w.role is role and w.healthy and w.answers_to(serving)]
 
     @property
     def has_pair(self) -> bool:
         return all(self.healthy(role) for role in WorkerRole)
 
-    def missing(self) -> str:
+    def missing(self, serving: str | None = None) -> str:
         """Which side has no healthy worker and why, as one phrase; empty when a pair exists."""
+        wanted = f" of {serving!r}" if serving else ""
         parts = []
         for role in WorkerRole:
-            if self.healthy(role):
+            if self.healthy(role, serving=serving):
                 continue
-            known = ", ".join(f"{w.url} ({w.reason})" for w in self.of(role))
-            parts.append(f"no healthy {role} worker: {known or 'none is known'}")
+            fitting = [w for w in self.of(role) if w.answers_to(serving)]
+            known = ", ".join(f"{w.url} ({w.reason})" for w in fitting)
+            parts.append(f"no healthy {role} worker{wanted}: {known or 'none is known'}")
         return "; ".join(parts)
 
     async def wait_for_pair(self) -> None:

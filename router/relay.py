@@ -22,19 +22,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 import time
 from collections.abc import Iterator
-from types import TracebackType
 
 import aiohttp
 from aiohttp import web
 
 from diptych.common_config import get_router
+from diptych.router.admission import Admission
+from diptych.router.attempt import Attempt
+from diptych.router.blame import guilty
 from diptych.router.call import Call
 from diptych.router.client_stream import ClientStream
 from diptych.router.errors import RouterError
-from diptych.router.legs import FailureKind, Leg, LegFailure, prefer, relayed_headers
+from diptych.router.legs import FailureKind, LegFailure, relayed_headers
 from diptych.router.metrics import RouterMetrics
 from diptych.router.pairing import Pair, Pairing
 from diptych.router.workers import Worker
@@ -45,82 +46,15 @@ SAME_WORKER_BACKOFF = 0.05
 """Seconds before an attempt on a worker that has just failed, when there is no other; doubles each time."""
 
 
-class Attempt:
-    """One try on one pair. As a context manager it leaves no leg behind."""
-
-    def __init__(self, session: aiohttp.ClientSession, pair: Pair, call: Call) -> None:
-        room = secrets.randbits(63)
-        body = call.body(pair.prefill.host, pair.prefill.bootstrap_port, room)
-        self._prefill = Leg(session, pair.prefill, call.path, body, call.headers)
-        self._decode = Leg(session, pair.decode, call.path, body, call.headers)
-        self._prefill_done: asyncio.Task[None] | None = None
-        self._decode_started: asyncio.Task[tuple[aiohttp.ClientResponse, bytes]] | None = None
-
-    async def __aenter__(self) -> Attempt:
-        self._prefill_done = asyncio.create_task(self._run_prefill())
-        self._decode_started = asyncio.create_task(self._start_decode())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        tasks = [t for t in (self._prefill_done, self._decode_started) if t is not None]
-        for task in tasks:
-            task.cancel()
-        if self._prefill_done is not None:
-            self._prefill.close()
-        self._decode.close()
-        # A task cancelled here has no say any more, and one that failed was already judged.
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def first_byte(self) -> tuple[aiohttp.ClientResponse, bytes]:
-        """Decode's head and first bytes (empty for an empty body). Raises LegFailure if either leg fails
-        first; when both have, the failure that decides."""
-        assert self._prefill_done is not None
-        assert self._decode_started is not None
-        await asyncio.wait({self._prefill_done, self._decode_started}, return_when=asyncio.FIRST_COMPLETED)
-        if not self._decode_started.done() and self._prefill_done.exception() is None:
-            await asyncio.wait({self._decode_started})
-        if self._decode_started.done() and self._decode_started.exception() is None:
-            return self._decode_started.result()
-        failures: list[LegFailure] = []
-        for task in (self._decode_started, self._prefill_done):
-            error = task.exception() if task.done() else None
-            if isinstance(error, LegFailure):
-                failures.append(error)
-            elif error is not None:
-                raise error
-        raise prefer(failures)
-
-    async def next_bytes(self) -> bytes:
-        """Decode's next bytes, `b""` at the end. Raises LegFailure if they end early."""
-        return await self._decode.read()
-
-    def release_prefill(self) -> asyncio.Task[None]:
-        """Hand over the prefill leg: its task goes on reading the body after the attempt has ended."""
-        assert self._prefill_done is not None
-        task, self._prefill_done = self._prefill_done, None
-        return task
-
-    async def _run_prefill(self) -> None:
-        try:
-            await self._prefill.start()
-            while await self._prefill.read():
-                pass
-        finally:
-            self._prefill.close()
-
-    async def _start_decode(self) -> tuple[aiohttp.ClientResponse, bytes]:
-        response = await self._decode.start()
-        return response, await self._decode.read()
-
-
 class Relay:
     """Serves the generating routes. `drain()` bounds what is running; `active` counts it."""
 
-    def __init__(self, session: aiohttp.ClientSession, pairing: Pairing, metrics: RouterMetrics) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, pairing: Pairing, admission: Admission, metrics: RouterMetrics
+    ) -> None:
         self._session = session
         self._pairing = pairing
+        self._admission = admission
         self._metrics = metrics
         self._deadlines: set[asyncio.Timeout] = set()
         self._background: set[asyncio.Task[None]] = set()
@@ -132,9 +66,9 @@ class Relay:
     def active(self) -> int:
         return len(self._deadlines)
 
-    async def generate(self, request: web.Request, call: Call) -> web.StreamResponse:
-        """Answer one client request. If the client leaves, aiohttp cancels this coroutine and both legs
-        are dropped on the way out."""
+    async def generate(self, request: web.Request, call: Call, *, in_turn: bool = True) -> web.StreamResponse:
+        """Answer one client request, `in_turn` or past the queue. If the client leaves, aiohttp cancels this
+        coroutine and both legs are dropped on the way out."""
         stream = ClientStream(request, call.request_id)
         if self.draining:
             return await stream.fail(RouterError(503, "the router is shutting down", retry_after=1))
@@ -142,7 +76,8 @@ class Relay:
         try:
             async with asyncio.timeout(limit) as deadline:
                 with self._registered(deadline):
-                    return await self._attempts(call, stream)
+                    async with self._admission.turn() if in_turn else contextlib.nullcontext():
+                        return await self._attempts(call, stream)
         except TimeoutError:
             return await stream.fail(self._out_of_time(limit))
         except LegFailure as failure:
@@ -153,6 +88,7 @@ class Relay:
     async def drain(self, limit: float) -> None:
         """Take nothing new; let what runs finish, but end it with an error after `limit` seconds."""
         self.draining = True
+        self._admission.close()
         until = asyncio.get_running_loop().time() + limit
         for deadline in self._deadlines:
             current = deadline.when()
@@ -208,6 +144,9 @@ class Relay:
             self._background.discard(task)
             if not task.cancelled() and (error := task.exception()) is not None:
                 logger.warning("request %s: the prefill leg failed late: %s", call.request_id, error)
+                if isinstance(error, LegFailure):
+                    for worker in guilty([error], []):
+                        worker.breaker.failed()
 
         limit = asyncio.get_running_loop().call_later(get_router().request_timeout, prefill.cancel)
         self._background.add(prefill)

@@ -12,7 +12,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from diptych.common_config import get_router, get_serving
+from diptych.common_config import get_router
+from diptych.httpserver.access import Access, own_authorization
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +88,12 @@ class WorkerClient:
         answer = await self.json("/v1/models")
         return None if answer is None else models_of(answer) or None
 
+    async def metrics(self) -> str:
+        """The text of `GET /metrics`. Raises aiohttp.ClientError or OSError."""
+        async with self._get("/metrics") as response:
+            response.raise_for_status()
+            return (await response.read()).decode("utf-8", "replace")
+
     async def json(self, path: str) -> dict[str, Any] | None:
         """The object that a GET answers; None if there is none."""
         try:
@@ -101,6 +108,6 @@ class WorkerClient:
         return answer if response.status == 200 and isinstance(answer, dict) else None
 
     def _get(self, path: str) -> aiohttp.client._RequestContextManager:
-        key = get_serving().api_key
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        authorization = own_authorization(Access.READING)
+        headers = {"Authorization": authorization} if authorization else {}
         return self._session.get(self._url + path, timeout=self._timeout, headers=headers)

@@ -15,6 +15,7 @@ import aiohttp
 from yarl import URL
 
 from diptych.common_config import get_router
+from diptych.router.breaker import CircuitBreaker
 from diptych.router.worker_facts import WorkerClient, WorkerFacts
 
 logger = logging.getLogger(__name__)
@@ -94,6 +95,8 @@ class Worker:
         """Names that it answers to; None while it hasn't said."""
         self.in_flight = 0
         """Requests of this router that the worker hasn't finished answering."""
+        self._bytes_in_flight = 0
+        self.breaker = CircuitBreaker(str(self))
         self._failures = 0
         self._successes = 0
         self._polls = 0
@@ -108,6 +111,10 @@ class Worker:
     def __str__(self) -> str:
         return f"{self.role} worker {self.url}"
 
+    def answers_to(self, model: str | None) -> bool:
+        """Whether it may serve a request for that model; None: for any."""
+        return model is None or self.models is None or model in self.models
+
     def watch(self, on_change: Callable[[], None]) -> None:
         """Call `on_change` whenever `healthy` flips."""
         self._on_change = on_change
@@ -119,12 +126,19 @@ class Worker:
         else:
             self._on_idle = on_idle
 
-    def begin(self) -> None:
-        """A request goes to this worker; `end` follows, however it ends."""
-        self.in_flight += 1
+    @property
+    def load(self) -> tuple[int, int]:
+        """To compare workers by: requests in flight, then bytes of their bodies."""
+        return self.in_flight, self._bytes_in_flight
 
-    def end(self) -> None:
+    def begin(self, size: int) -> None:
+        """A request of `size` bytes goes to this worker; `end` follows, however it ends."""
+        self.in_flight += 1
+        self._bytes_in_flight += size
+
+    def end(self, size: int) -> None:
         self.in_flight -= 1
+        self._bytes_in_flight -= size
         if self.in_flight == 0 and self._on_idle is not None:
             self._on_idle()
             self._on_idle = None
@@ -149,6 +163,7 @@ class Worker:
             return
         if healthy:
             logger.info("%s is up", self)
+            self.breaker.recovered()
         else:
             logger.warning("%s is down: %s", self, reason)
         if self._on_change is not None:

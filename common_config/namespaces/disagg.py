@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from diptych.common_config.declare import OPEN, Namespace, leaf
+from diptych.common_config.declare import OPEN, Element, Namespace, leaf
+from diptych.common_config.namespaces.router import parse_url
 from diptych.common_config.programs import Program
 
 TRANSFER_BACKENDS = ("nixl", "mooncake")
@@ -10,6 +11,10 @@ TRANSFER_BACKENDS = ("nixl", "mooncake")
 
 
 _FREE_PORTS = {Program.LOCAL: "gives its workers free ports"}
+_NOT_PAIRED = {
+    Program.LOCAL: "tells its own router about its workers",
+    Program.COLOCATED: "does both phases itself; routers pair prefill and decode workers",
+}
 
 
 class Disagg(Namespace):
@@ -40,11 +45,6 @@ class Disagg(Namespace):
         le=65535,
         refused_by=_FREE_PORTS,
     )
-    handshake_timeout: float = leaf(
-        10.0, help="Decode's patience for the prefill's bootstrap service.", unit="seconds", gt=0, le=86400
-    )
-    bootstrap_timeout: float = leaf(
-        60.0,
     router_url: tuple[str, ...] = leaf(
         (),
         help="A router at which this worker registers once it is ready. Repeatable.",
@@ -75,6 +75,11 @@ class Disagg(Namespace):
         secret=True,
         metavar="SECRET",
     )
+    handshake_timeout: float = leaf(
+        10.0, help="Decode's patience for the prefill's bootstrap service.", unit="seconds", gt=0, le=86400
+    )
+    bootstrap_timeout: float = leaf(
+        60.0,
         help="Prefill's patience for a request's destination, and decode's for free pages to reserve.",
         unit="seconds",
         gt=0,

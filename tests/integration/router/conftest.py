@@ -47,6 +47,8 @@ class ScriptedWorker:
         self.script = script
         self.seen: list[Seen] = []
         self.other: list[tuple[str, str, bytes]] = []
+        self.pages: dict[str, Any] = {}
+        """What a path answers: text, or data for JSON, or a function that makes the answer."""
         self.health_status = 200
         self._runner: web.AppRunner | None = None
         self.port = 0
@@ -57,7 +59,7 @@ class ScriptedWorker:
 
     async def start(self) -> None:
         app = web.Application()
-        for path in ("/v1/chat/completions", "/v1/completions", "/generate"):
+        for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/generate"):
             app.router.add_post(path, self._generate)
         app.router.add_get("/health", self._health)
         app.router.add_route("*", "/{rest:.*}", self._other)
@@ -90,6 +92,13 @@ class ScriptedWorker:
     async def _other(self, request: web.Request) -> web.Response:
         body = await request.read()
         self.other.append((request.method, request.path, body))
+        page = self.pages.get(request.path)
+        if callable(page):
+            return await page(request)
+        if isinstance(page, str):
+            return web.Response(text=page)
+        if page is not None:
+            return web.json_response(page)
         return web.json_response({"worker": self.port, "path": request.path, "echo": body.decode()})
 
 
