@@ -9,6 +9,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.sandbox
 from jinja2 import nodes
 
@@ -49,6 +50,10 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = _now
+        self.source = source
+        variables = jinja2.meta.find_undeclared_variables(environment.parse(source))
+        self.shows_tools = "tools" in variables
+        self.knows_effort = "reasoning_effort" in variables
         self._template = environment.from_string(source)
         self._special = dict(special_tokens)
 
@@ -58,6 +63,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, object]] | None = None,
         extra: Mapping[str, object] | None = None,
     ) -> str:
         """The prompt. With `continue_final_message` it ends where the last message's text ends.
@@ -67,7 +73,7 @@ class ChatTemplate:
             **self._special,
             **(extra or {}),
             "messages": messages,
-            "tools": None,
+            "tools": tools,
             "documents": None,
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }

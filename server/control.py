@@ -10,7 +10,7 @@ from aiohttp import web
 
 from diptych.engine.wire import FlushCache, SamplingParams
 from diptych.server.body import read_json
-from diptych.server.chat import render_chat
+from diptych.server.chat_prompt import render_chat
 from diptych.server.errors import BadRequest, DeadlineExceeded, Unavailable
 from diptych.server.frontend import FRONTEND, WorkerKind
 from diptych.server.plan import PromptPlan, plan_samples

@@ -13,8 +13,11 @@ from aiohttp import web
 from diptych.server.chat_template import ChatTemplate
 from diptych.server.errors import BadRequest, ModelNotFound
 from diptych.server.manager import TokenizerManager
+from diptych.server.reasoning import REASONING_FORMATS, ReasoningFormat, detect_reasoning
 from diptych.server.sampling_options import Limits
 from diptych.server.tokenizer import Tokenizer
+from diptych.server.tools.parser import ToolParser
+from diptych.server.tools.registry import TOOL_PARSERS, detect_tool_parser
 
 
 class WorkerKind(enum.StrEnum):
@@ -67,6 +70,29 @@ class Frontend:
     def model_path(self) -> str:
         """Where the weights came from, as it was asked for."""
         return cast("str", self.manager.config_value("model_path"))
+
+    @property
+    def tool_parser(self) -> type[ToolParser] | None:
+        """How this engine's model writes tool calls; None if it doesn't, or nobody knows."""
+        return TOOL_PARSERS.get(cast("str", self.manager.config_value("tool_call_parser")))
+
+    @property
+    def reasoning_format(self) -> ReasoningFormat | None:
+        """How this engine's model thinks before it answers; None if it doesn't, or nobody knows."""
+        return REASONING_FORMATS.get(cast("str", self.manager.config_value("reasoning_parser")))
+
+    def detect_parsers(self) -> None:
+        """Record, for this engine alone, what its chat template says where the operator left it open. What it
+        doesn't say stays `auto`, which is then none."""
+        source = self.chat_template.source if self.chat_template else ""
+        found: dict[str, str | None] = {}
+        if self.manager.config_value("tool_call_parser") == "auto":
+            found["tool_call_parser"] = detect_tool_parser(source)
+        if self.manager.config_value("reasoning_parser") == "auto":
+            found["reasoning_parser"] = detect_reasoning(source)
+        self.manager.record_config_updates(
+            "the chat template", **{name: value for name, value in found.items() if value is not None}
+        )
 
     def check_model(self, name: str | None) -> None:
         """Raises `ModelNotFound` for another model's name; no name means ours."""

@@ -81,6 +81,8 @@ async def server_info(request: web.Request) -> web.Response:
             "model_type": facts.model_type,
             "architectures": facts.architectures,
             "dp_size": get_parallel().dp_size,
+            "tool_call_parser": _detected(manager.config_value("tool_call_parser")),
+            "reasoning_parser": _detected(manager.config_value("reasoning_parser")),
             "max_total_num_tokens": facts.max_total_tokens,
             "context_length": facts.limits.context_length,
             "vocab_size": facts.limits.vocab_size,
@@ -94,6 +96,11 @@ async def server_info(request: web.Request) -> web.Response:
             "engine_overlay": manager.overlay.readback(),
         }
     )
+
+
+def _detected(parser: object) -> object:
+    """What is left open when the worker serves was not found in the chat template."""
+    return "none" if parser == "auto" else parser
 
 
 async def load(request: web.Request) -> web.Response:

@@ -97,13 +97,51 @@ class TextPart(msgspec.Struct, kw_only=True):
     text: str
 
 
+class CalledFunction(msgspec.Struct, kw_only=True):
+    name: str
+    arguments: str | dict[str, object] | None = None
+    """JSON text, or what it says."""
+
+
+class MadeCall(msgspec.Struct, kw_only=True):
+    """A tool call of an earlier answer, as the client got it."""
+
+    function: CalledFunction
+    id: str | None = None
+    type: Literal["function"] = "function"
+
+
 class ChatMessage(msgspec.Struct, kw_only=True):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, object]] | None = None
+    tool_calls: list[MadeCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    """Another name of `reasoning_content`."""
+
+
+class FunctionTool(msgspec.Struct, kw_only=True):
+    name: str
+    description: str | None = None
+    parameters: dict[str, object] | None = None
+    """A JSON schema of an object; without one the function takes nothing."""
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class FunctionName(msgspec.Struct, kw_only=True):
+    name: str
+
+
+class NamedTool(msgspec.Struct, kw_only=True):
+    type: Literal["function"]
+    function: FunctionName
 
 
 class ChatRequest(OpenAIRequest, kw_only=True):
@@ -114,6 +152,17 @@ class ChatRequest(OpenAIRequest, kw_only=True):
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, object] | None = None
+    tools: list[dict[str, object]] | None = None
+    """`Tool`s; the template gets them as they were sent."""
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    separate_reasoning: bool | None = None
+    """False leaves thinking in the content."""
+    stream_reasoning: bool | None = None
+    """False sends thinking as one piece when it has ended."""
+    include_reasoning: bool | None = None
+    """False leaves it out of the answer."""
 
 
 class CompletionRequest(OpenAIRequest, kw_only=True):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from aiohttp import web
 
 from diptych.server.body import decode_json, read_body
-from diptych.server.chat import MAX_TOP_LOGPROBS, render_chat
+from diptych.server.chat_answer import MAX_TOP_LOGPROBS
+from diptych.server.chat_prompt import render_chat
 from diptych.server.errors import BadRequest
 from diptych.server.frontend import FRONTEND, Frontend
 from diptych.server.plan import PromptPlan, plan_samples

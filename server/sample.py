@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from diptych.engine.wire import Finish, SamplingParams, TokenLogprob, TokenOutput
 from diptych.server.detokenizer import IncrementalDetokenizer
+from diptych.server.reasoning import ReasoningCounter
 from diptych.server.requests import StreamOptions
 from diptych.server.rooms import Pairing
 from diptych.server.sampling_options import TextOptions
@@ -59,9 +60,15 @@ class Sample:
         self.started = time.perf_counter()
         self.first_token: float | None = None
         self.last_token: float | None = None
+        text = spec.text
         self._detokenizer = IncrementalDetokenizer(
-            tokenizer, spec.prompt_ids, skip_special_tokens=spec.text.skip_special_tokens
+            tokenizer.showing(text.shown_special),
+            spec.prompt_ids,
+            skip_special_tokens=text.skip_special_tokens,
         )
+        self._reasoning: ReasoningCounter | None = None
+        if text.reasoning is not None:
+            self._reasoning = ReasoningCounter(text.reasoning, tokenizer, inside=text.inside_reasoning)
         self._matcher = StopStringMatcher(spec.text.stops if match_stops else ())
         self._taken_tokens = 0
         self._taken_logprobs = 0
@@ -80,6 +87,8 @@ class Sample:
         for position, token_id in enumerate(output.token_ids):
             counted += 1
             self.token_ids.append(token_id)
+            if self._reasoning is not None:
+                self._reasoning.push(token_id)
             if output.logprobs is not None:
                 self.logprobs.append(output.logprobs[position])
             is_stop_token = stop_token is not None and position == len(output.token_ids) - 1
@@ -102,6 +111,11 @@ class Sample:
             self.finish, self.matched = Finish(kind="stop"), self._matcher.matched
         self._pieces.extend(piece for piece in pieces if piece)
         return counted
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Tokens of its thinking so far; None for a model that isn't known to think."""
+        return None if self._reasoning is None else self._reasoning.count
 
     def take(self) -> SampleDelta:
         """Everything new since the last take."""
@@ -126,12 +140,16 @@ def usage(samples: Sequence[Sample]) -> dict[str, object]:
     prompts = {sample.spec.prompt_index: sample for sample in reversed(samples)}
     prompt_tokens = sum(len(sample.spec.prompt_ids) for sample in prompts.values())
     completion_tokens = sum(len(sample.token_ids) for sample in samples)
-    return {
+    counts: dict[str, object] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(sample.cached_tokens for sample in prompts.values())},
     }
+    thinking = [sample.reasoning_tokens for sample in samples if sample.reasoning_tokens is not None]
+    if thinking:
+        counts["completion_tokens_details"] = {"reasoning_tokens": sum(thinking)}
+    return counts
 
 
 class StreamUsage:

@@ -9,6 +9,7 @@ from diptych.common_config import get_serving
 from diptych.engine.wire import Grammar, SamplingParams
 from diptych.server.errors import BadRequest
 from diptych.server.grammar_options import grammar_option
+from diptych.server.reasoning import ReasoningFormat
 from diptych.server.requests import SamplingFields
 from diptych.server.rooms import derive_room
 
@@ -35,6 +36,12 @@ class TextOptions:
     keep_stop: bool = False
     """Leave the stop string or stop token's text in the output."""
     skip_special_tokens: bool = True
+    shown_special: frozenset[str] = frozenset()
+    """Special tokens that are in the text all the same, because whoever parses it needs them."""
+    reasoning: ReasoningFormat | None = None
+    """Thinking that is counted in the usage."""
+    inside_reasoning: bool = False
+    """Whether it has begun with the prompt's end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import tokenizers
 
@@ -28,6 +29,10 @@ def _byte_level_alphabet() -> dict[str, int]:
     return stand_ins | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
+class Decoder(Protocol):
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
+
+
 class Tokenizer:
     """Thread-safe: tokenising a long prompt may happen off the event loop."""
 
@@ -44,6 +49,9 @@ class Tokenizer:
         self._added = {
             token_id: token.content for token_id, token in self._inner.get_added_tokens_decoder().items()
         }
+        self._special_ids = {
+            token_id for token_id, token in self._inner.get_added_tokens_decoder().items() if token.special
+        }
         decoder = self._inner.decoder
         self._byte_level = decoder is not None and b"ByteLevel" in decoder.__getstate__()
         self._alphabet = _byte_level_alphabet() if self._byte_level else {}
@@ -58,6 +66,11 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return self._inner.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def showing(self, texts: Collection[str]) -> Decoder:
+        """A decoder that shows those special tokens even where special tokens are skipped."""
+        shown = {token_id for token_id in self._special_ids if self._added[token_id] in texts}
+        return _ShowingDecoder(self, frozenset(self._special_ids - shown)) if shown else self
 
     def token_bytes(self, token_id: int) -> bytes:
         """What one token adds to running text, as bytes: a token may hold part of a character."""
@@ -95,6 +108,17 @@ class Tokenizer:
         if isinstance(value, dict):
             value = value.get("content")
         return value if isinstance(value, str) else None
+
+
+class _ShowingDecoder:
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = hidden
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        if skip_special_tokens:
+            ids = [token_id for token_id in ids if token_id not in self._hidden]
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def _read_json(path: Path) -> dict[str, object]:

@@ -96,4 +96,15 @@ class Serving(Namespace):
         ge=1,
         open_means="the rest of the context",
     )
+    tool_call_parser: str = leaf(
+        "auto",
+        help="How the model writes tool calls; auto goes by its chat template. With hermes, a template that "
+        "shows no tools gets them in a system message.",
+        choices=("auto", "none", "hermes", "llama3_json", "mistral", "pythonic"),
+    )
+    reasoning_parser: str = leaf(
+        "auto",
+        help="How the model writes what it thinks before it answers; auto goes by its chat template.",
+        choices=("auto", "none", "deepseek_r1", "qwen3", "mistral", "seed_oss", "kimi"),
+    )
     max_n: int = leaf(128, help="Most samples that one prompt may ask for.", unit="samples", ge=1, le=65536)

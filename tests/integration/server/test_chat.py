@@ -163,7 +163,7 @@ async def test_content_may_come_in_parts_and_developers_are_the_system(client: C
     assert split["usage"] == whole["usage"]
 
 
-@pytest.mark.parametrize("name", ["tools", "response_format", "functions", "audio"])
+@pytest.mark.parametrize("name", ["response_format", "functions", "audio"])
 async def test_what_is_not_supported_is_refused_by_name(client: Client, name: str):
     status, answer = await client.post(ROUTE, chat(TEXT, **{name: [{"type": "json_object"}]}))
     assert (status, answer["error"]["param"]) == (400, name)

@@ -1,0 +1,77 @@
+"""How the text of one chat request's samples is read: thinking, content and tool calls told apart."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from diptych.engine.wire import Grammar
+from diptych.server.chat_tools import ToolUse
+from diptych.server.frontend import Frontend
+from diptych.server.grammar_options import grammar_option
+from diptych.server.message_parser import MessageParser
+from diptych.server.reasoning import ReasoningSplitter, Thinking
+from diptych.server.requests import ChatRequest
+from diptych.server.sampling_options import TextOptions
+from diptych.server.structural_tags import after_thinking
+
+
+class Reading:
+    """Of one request, whose prompt text is known."""
+
+    def __init__(self, frontend: Frontend, asked: ChatRequest, prompt: str, tools: ToolUse | None) -> None:
+        self._asked = asked
+        self._tools = tools
+        self._reasoning = frontend.reasoning_format
+        self._thinking = self._reasoning.at_the_end_of(prompt) if self._reasoning else Thinking.OVER
+        self.shows_reasoning = asked.include_reasoning is not False
+
+    @property
+    def may_call(self) -> bool:
+        """Whether a sample may be a tool call."""
+        return self._tools is not None
+
+    def parser(self) -> MessageParser | None:
+        """A new one for a sample; None where the text is the content, whatever it is."""
+        splits = self._reasoning is not None and self._asked.separate_reasoning is not False
+        if not splits and self._tools is None:
+            return None
+        splitter = None
+        if self._reasoning is not None and splits:
+            splitter = ReasoningSplitter(self._reasoning, inside=self._thinking is Thinking.BEGUN)
+        return MessageParser(
+            splitter,
+            self._tools.new_parser() if self._tools else None,
+            stream_reasoning=self._asked.stream_reasoning is not False,
+        )
+
+    def finish_reason(self, kind: str, parser: MessageParser | None) -> str:
+        """OpenAI's: a sample that ended by itself says whether it called a tool that it chose itself."""
+        called = parser is not None and parser.calls > 0 and self._tools is not None
+        return "tool_calls" if kind == "stop" and called and not self._named else kind
+
+    @property
+    def _named(self) -> bool:
+        return self._tools is not None and self._tools.named
+
+    def grammar(self) -> Grammar | None:
+        """What the text must match, if anything. Raises `BadRequest`."""
+        grammar = grammar_option(self._asked)
+        if self._tools is not None:
+            grammar = self._tools.grammar(grammar)
+        if grammar is None or self._reasoning is None:
+            return grammar
+        return after_thinking(grammar, self._reasoning, self._thinking)
+
+    def text_options(self, asked: TextOptions) -> TextOptions:
+        """With what the parser needs to see."""
+        shown: set[str] = set()
+        if self._tools is not None:
+            shown.update(self._tools.parser.markers)
+        if self._reasoning is not None:
+            shown |= {self._reasoning.start, self._reasoning.end}
+        return dataclasses.replace(
+            asked,
+            shown_special=frozenset(shown),
+            reasoning=self._reasoning,
+            inside_reasoning=self._thinking is Thinking.BEGUN,
+        )

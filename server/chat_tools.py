@@ -1,0 +1,131 @@
+"""What a chat request says of tools, checked: which ones the model is shown and what its answer must be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from diptych.engine.wire import Grammar
+from diptych.server.errors import BadRequest
+from diptych.server.frontend import Frontend
+from diptych.server.requests import ChatRequest, FunctionTool, NamedTool, Tool
+from diptych.server.structural_tags import as_format, either, structural_tag
+from diptych.server.tools.parser import ToolParser
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """Of one request that lets the model call tools."""
+
+    shown: list[dict[str, object]]
+    """What the template gets."""
+    functions: dict[str, FunctionTool]
+    parser: type[ToolParser]
+    parallel: bool
+    named: bool
+    """The client chose the function; OpenAI's `finish_reason` is then `stop`."""
+    forced: bool
+    """The answer is a call: `required`, or `named`."""
+
+    def new_parser(self) -> ToolParser:
+        """For one sample."""
+        return self.parser(self.functions, parallel=self.parallel and not self.named)
+
+    def grammar(self, answer: Grammar | None) -> Grammar | None:
+        """What the text must match: the calls' format if they are forced or have strict schemas, beside or
+        instead of `answer`, which is what the request says of an answer that is none. Raises `BadRequest`."""
+        tools = [_callable(tool) for tool in self.functions.values()]
+        parallel = self.parallel and not self.named
+        if self.forced:
+            return structural_tag(self.parser.structure(tools, parallel=parallel), "tool_choice")
+        if answer is not None:
+            calls = self.parser.structure(tools, parallel=parallel)
+            return structural_tag(either(calls, as_format(answer)), answer.param)
+        strict = next((at for at, tool in enumerate(self.functions.values()) if tool.strict), None)
+        if strict is None:
+            return None
+        param = f"tools[{strict}].function.strict"
+        form = self.parser.free_structure(tools, parallel=parallel)
+        if form is None:
+            raise BadRequest(
+                f"{param}: this model's calls can't be held to their schemas unless tool_choice asks for one",
+                param=param,
+            )
+        return structural_tag(form, param)
+
+
+def tool_use(frontend: Frontend, asked: ChatRequest) -> ToolUse | None:
+    """None when the model shall not know of tools. Raises `BadRequest` naming the field."""
+    functions = _functions(asked.tools or [])
+    choice = asked.tool_choice
+    if not functions:
+        if choice not in (None, "none", "auto"):
+            raise BadRequest("tool_choice asks for a call, but there are no tools", param="tool_choice")
+        return None
+    if choice == "none":
+        return None
+    parser = frontend.tool_parser
+    if parser is None:
+        raise BadRequest(
+            "how this model calls tools is not known; the worker can be told with --tool-call-parser, and "
+            "with --chat-template where the model's own shows no tools",
+            param="tools",
+        )
+    if isinstance(choice, NamedTool):
+        name = choice.function.name
+        if name not in functions:
+            raise BadRequest(f"tool_choice names {name!r}, which is not in tools", param="tool_choice")
+        functions = {name: functions[name]}
+    return ToolUse(
+        shown=asked.tools or [],
+        functions=functions,
+        parser=parser,
+        parallel=asked.parallel_tool_calls is not False,
+        named=isinstance(choice, NamedTool),
+        forced=choice == "required" or isinstance(choice, NamedTool),
+    )
+
+
+def _functions(tools: Sequence[Mapping[str, object]]) -> dict[str, FunctionTool]:
+    functions: dict[str, FunctionTool] = {}
+    for position, given in enumerate(tools):
+        param = f"tools[{position}]"
+        try:
+            function = msgspec.convert(given, Tool).function
+        except msgspec.ValidationError as error:
+            raise BadRequest(f"{param}: {error}", param=param) from None
+        if not _NAME.fullmatch(function.name):
+            raise BadRequest(
+                f"{param}.function.name must be 1 to 64 of a-z, A-Z, 0-9, _ and -",
+                param=f"{param}.function.name",
+            )
+        if function.name in functions:
+            raise BadRequest(
+                f"{param}.function.name: {function.name!r} is there twice", param=f"{param}.function.name"
+            )
+        _check_schema(function.parameters or {}, f"{param}.function.parameters")
+        functions[function.name] = function
+    return functions
+
+
+def _check_schema(schema: Mapping[str, object], param: str) -> None:
+    if schema.get("type", "object") != "object":
+        raise BadRequest(f"{param} must be the JSON schema of an object", param=param)
+    properties = schema.get("properties", {})
+    forms = properties.values() if isinstance(properties, dict) else [None]
+    if not all(isinstance(form, dict | bool) for form in forms):
+        raise BadRequest(f"{param}.properties must hold JSON schemas", param=f"{param}.properties")
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise BadRequest(f"{param}.required must be a list of names", param=f"{param}.required")
+
+
+def _callable(function: FunctionTool) -> dict[str, object]:
+    """For a parser's `structure`. A schema of no type would let any JSON pass."""
+    parameters = {"type": "object", "properties": {}, **(function.parameters or {})}
+    return {"name": function.name, "parameters": parameters}

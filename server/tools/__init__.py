@@ -1,0 +1,1 @@
+"""Tool calls in a model's text: one module per format, `registry` for choosing among them."""
