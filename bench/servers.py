@@ -31,13 +31,18 @@ def free_port() -> int:
         return port
 
 
-def server_command(name: str, model: str, port: int, flags: Sequence[str]) -> list[str]:
-    """The script beside this interpreter, or on PATH."""
+def script(name: str) -> str:
+    """A command beside this interpreter, or on PATH. Raises FileNotFoundError."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
         raise FileNotFoundError(f"{name} is neither beside {sys.executable} nor on PATH")
-    return [found, "--model-path", model, "--port", str(port), *flags]
+    return found
+
+
+def server_command(name: str, model: str, port: int, flags: Sequence[str]) -> list[str]:
+    """What starts a server of a model."""
+    return [script(name), "--model-path", model, "--port", str(port), *flags]
 
 
 @contextlib.contextmanager

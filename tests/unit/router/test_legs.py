@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from diptych.router.legs import FailureKind, LegFailure, error_message, prefer
+from diptych.router.blame import prefer
+from diptych.router.legs import FailureKind, LegFailure, error_message
 from diptych.router.workers import Worker, WorkerRole
 
 PREFILL = Worker(WorkerRole.PREFILL, "http://p:1")

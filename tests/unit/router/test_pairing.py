@@ -1,19 +1,23 @@
-"""Policies and pairing on their own."""
+"""Pairing on its own: who is a candidate."""
 
 from __future__ import annotations
 
-import random
-from collections import Counter
-
 import pytest
 
+from diptych.common_config import Program, Role, parse_command_line, publish
 from diptych.router.call import Call
 from diptych.router.errors import RouterError
-from diptych.router.pairing import Pairing, Random, RoundRobin
+from diptych.router.pairing import Pairing
+from diptych.router.policies.simple import RoundRobin
 from diptych.router.registry import WorkerRegistry
 from diptych.router.workers import Worker, WorkerRole
 
 CALL = Call(path="/generate", fields={}, headers={}, request_id="r")
+
+
+@pytest.fixture(autouse=True)
+def settings():
+    publish(parse_command_line(Program.ROUTER, ["--breaker-failures", "2"]), role=Role.ROUTER)
 
 
 def workers(role, count):
@@ -28,26 +32,23 @@ async def pairing(prefills, decodes):
     return Pairing(registry, RoundRobin(), RoundRobin())
 
 
-def test_round_robin_visits_each_in_order():
-    candidates = workers(WorkerRole.DECODE, 3)
-    policy = RoundRobin()
-    assert [policy.pick(candidates, CALL) for _ in range(6)] == candidates * 2
-
-
-def test_random_is_even():
-    candidates = workers(WorkerRole.DECODE, 4)
-    policy = Random(random.Random(1))
-    counts = Counter(policy.pick(candidates, CALL).url for _ in range(4000))
-    assert len(counts) == 4
-    assert all(900 < count < 1100 for count in counts.values())
-
-
 async def test_unhealthy_workers_are_not_paired():
     prefills, decodes = workers(WorkerRole.PREFILL, 2), workers(WorkerRole.DECODE, 2)
     subject = await pairing(prefills, decodes)
     decodes[0].mark_down("gone")
     assert {subject.pick(CALL).decode for _ in range(4)} == {decodes[1]}
     decodes[0].mark_up()
+    assert {subject.pick(CALL).decode for _ in range(4)} == set(decodes)
+
+
+async def test_workers_with_an_open_breaker_are_paired_only_when_there_is_no_other():
+    prefills, decodes = workers(WorkerRole.PREFILL, 1), workers(WorkerRole.DECODE, 2)
+    subject = await pairing(prefills, decodes)
+    for _ in range(2):
+        decodes[0].breaker.failed()
+    assert {subject.pick(CALL).decode for _ in range(4)} == {decodes[1]}
+    for _ in range(2):
+        decodes[1].breaker.failed()
     assert {subject.pick(CALL).decode for _ in range(4)} == set(decodes)
 
 
