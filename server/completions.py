@@ -15,7 +15,7 @@ from diptych.common_config import get_serving
 from diptych.server.body import decode_json, read_body
 from diptych.server.errors import BadRequest
 from diptych.server.frontend import FRONTEND, Frontend
-from diptych.server.logprobs import CompletionLogprobs
+from diptych.server.logprobs import CompletionLogprobs, TextOffset
 from diptych.server.plan import PromptPlan, check_rid, plan_samples
 from diptych.server.requests import CompletionRequest
 from diptych.server.sample import Sample, SampleDelta, StreamUsage, usage
@@ -172,13 +172,14 @@ class _CompletionAnswer:
         self.samples: Sequence[Sample] = ()
         self._echo = bool(asked.echo)
         self._prompts = prompts
-        self._logprobs = logprobs
+        self._shown = logprobs
         self._stream_usage = StreamUsage(asked.stream_options)
         self._skip_special = asked.skip_special_tokens is not False
         self._tokenizer = frontend.tokenizer
         self._model = frontend.served_name
         self._created = int(time.time())
-        self._offsets: dict[int, int] = {}
+        self._begun: set[int] = set()
+        self._offsets: dict[int, TextOffset] = {}
 
     def _envelope(self) -> dict[str, object]:
         return {"id": self.id, "object": "text_completion", "created": self._created, "model": self._model}
@@ -191,26 +192,32 @@ class _CompletionAnswer:
             return prompt.text
         return self._tokenizer.decode(prompt.ids, skip_special_tokens=self._skip_special)
 
-    def _prompt_logprobs(self, sample: Sample, lists: CompletionLogprobs, prompt_text: str) -> None:
-        if self._echo:
+    def _logprobs(
+        self, sample: Sample, delta: Sample | SampleDelta, *, prompt_text: str | None
+    ) -> dict[str, object]:
+        """Of the delta's tokens; with `echo`, and the first time, of the prompt's before them."""
+        offset = self._offsets.setdefault(sample.spec.index, self._offset())
+        lists = CompletionLogprobs(self._tokenizer, offset)
+        if self._echo and prompt_text is not None:
             lists.extend(sample.spec.prompt_ids, sample.prompt_logprobs)
-            lists.offset = len(prompt_text)
+            offset.jump(len(prompt_text))
+        lists.extend(delta.token_ids, delta.logprobs)
+        return lists.result()
+
+    def _offset(self) -> TextOffset:
+        return TextOffset(self._tokenizer, skip_special_tokens=self._skip_special)
 
     def whole(self, samples: Sequence[Sample], n: int) -> dict[str, object]:
         choices = []
         for index, sample in enumerate(best_samples(samples, n)):
             prompt_text = self._prompt_text(sample)
-            logprobs = None
-            if self._logprobs is not None:
-                lists = CompletionLogprobs(self._tokenizer)
-                self._prompt_logprobs(sample, lists, prompt_text)
-                lists.extend(sample.token_ids, sample.logprobs)
-                logprobs = lists.result()
             choices.append(
                 {
                     "index": index,
                     "text": prompt_text + sample.text,
-                    "logprobs": logprobs,
+                    "logprobs": None
+                    if self._shown is None
+                    else self._logprobs(sample, sample, prompt_text=prompt_text),
                     "finish_reason": sample.finish.kind if sample.finish else None,
                     "matched_stop": sample.matched,
                 }
@@ -219,18 +226,14 @@ class _CompletionAnswer:
 
     def chunks(self, deltas: Sequence[SampleDelta]) -> Iterable[object]:
         for delta in deltas:
-            first = delta.index not in self._offsets
+            first = delta.index not in self._begun
+            self._begun.add(delta.index)
             sample = self.samples[delta.index]
-            prompt_text = self._prompt_text(sample) if first else ""
+            prompt_text = self._prompt_text(sample) if first else None
             logprobs = None
-            lists = CompletionLogprobs(self._tokenizer, self._offsets.get(delta.index, 0))
-            if self._logprobs is not None:
-                if first:
-                    self._prompt_logprobs(sample, lists, prompt_text)
-                lists.extend(delta.token_ids, delta.logprobs)
-                logprobs = lists.result() if delta.token_ids or (first and self._echo) else None
-            self._offsets[delta.index] = lists.offset
-            text = prompt_text + delta.text
+            if self._shown is not None and (delta.token_ids or (first and self._echo)):
+                logprobs = self._logprobs(sample, delta, prompt_text=prompt_text)
+            text = (prompt_text or "") + delta.text
             if not (text or logprobs or delta.finish):
                 continue
             choice: dict[str, object] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 
 from diptych.engine.wire import TokenLogprob
@@ -9,6 +10,8 @@ from diptych.server.tokenizer import Tokenizer
 
 LOWEST = -9999.0
 """What OpenAI writes for a logprob too small to say; JSON has no infinity."""
+
+_utf8 = codecs.getincrementaldecoder("utf-8")
 
 
 def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob]) -> dict[str, object]:
@@ -29,13 +32,32 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob]) -> dict[
     return {"content": content, "refusal": None}
 
 
+class TextOffset:
+    """Where in a choice's text the next token begins."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._decoder = _utf8("ignore")
+        self.characters = 0
+
+    def pass_over(self, token_id: int) -> None:
+        """A character counts with the token that completes it."""
+        if not self._tokenizer.is_silent(token_id, skip_special_tokens=self._skip):
+            self.characters += len(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
+
+    def jump(self, characters: int) -> None:
+        """To where the text is known to continue, since some decoders trim it."""
+        self._decoder.reset()
+        self.characters = characters
+
+
 class CompletionLogprobs:
     """The legacy `logprobs` object: four parallel lists. Add prompt tokens first for `echo`."""
 
-    def __init__(self, tokenizer: Tokenizer, offset: int = 0) -> None:
+    def __init__(self, tokenizer: Tokenizer, offset: TextOffset) -> None:
         self._tokenizer = tokenizer
-        self.offset = offset
-        """Characters of the choice's text before the next token."""
+        self._offset = offset
         self._tokens: list[str] = []
         self._logprobs: list[float | None] = []
         self._top: list[dict[str, float] | None] = []
@@ -45,8 +67,8 @@ class CompletionLogprobs:
         """`logprob` is None where there is none: the first prompt token, or a prompt run elsewhere."""
         text = self._tokenizer.token_text(token_id)
         self._tokens.append(text)
-        self._offsets.append(self.offset)
-        self.offset += len(self._tokenizer.token_bytes(token_id).decode("utf-8", errors="ignore"))
+        self._offsets.append(self._offset.characters)
+        self._offset.pass_over(token_id)
         if logprob is None:
             self._logprobs.append(None)
             self._top.append(None)

@@ -32,6 +32,10 @@ def _byte_level_alphabet() -> dict[str, int]:
 class Decoder(Protocol):
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
 
+    def is_silent(self, token_id: int, *, skip_special_tokens: bool) -> bool:
+        """Whether `decode` leaves the token out, whatever stands around it."""
+        ...
+
 
 class Tokenizer:
     """Thread-safe: tokenising a long prompt may happen off the event loop."""
@@ -46,12 +50,9 @@ class Tokenizer:
         self.config: dict[str, object] = _read_json(folder / "tokenizer_config.json")
         self.chat_template = _chat_template(folder, self.config)
         self.vocab_size: int = self._inner.get_vocab_size(with_added_tokens=True)
-        self._added = {
-            token_id: token.content for token_id, token in self._inner.get_added_tokens_decoder().items()
-        }
-        self._special_ids = {
-            token_id for token_id, token in self._inner.get_added_tokens_decoder().items() if token.special
-        }
+        added = self._inner.get_added_tokens_decoder()
+        self._added = {token_id: token.content for token_id, token in added.items()}
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         decoder = self._inner.decoder
         self._byte_level = decoder is not None and b"ByteLevel" in decoder.__getstate__()
         self._alphabet = _byte_level_alphabet() if self._byte_level else {}
@@ -67,10 +68,16 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return self._inner.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
+    def is_silent(self, token_id: int, *, skip_special_tokens: bool) -> bool:
+        if token_id in self._special_ids:
+            return skip_special_tokens
+        # Models are often wider than their vocabulary.
+        return self._inner.id_to_token(token_id) is None
+
     def showing(self, texts: Collection[str]) -> Decoder:
         """A decoder that shows those special tokens even where special tokens are skipped."""
         shown = {token_id for token_id in self._special_ids if self._added[token_id] in texts}
-        return _ShowingDecoder(self, frozenset(self._special_ids - shown)) if shown else self
+        return _ShowingDecoder(self, self._special_ids - shown) if shown else self
 
     def token_bytes(self, token_id: int) -> bytes:
         """What one token adds to running text, as bytes: a token may hold part of a character."""
@@ -119,6 +126,10 @@ class _ShowingDecoder:
         if skip_special_tokens:
             ids = [token_id for token_id in ids if token_id not in self._hidden]
         return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def is_silent(self, token_id: int, *, skip_special_tokens: bool) -> bool:
+        hidden = skip_special_tokens and token_id in self._hidden
+        return hidden or self._tokenizer.is_silent(token_id, skip_special_tokens=False)
 
 
 def _read_json(path: Path) -> dict[str, object]:
