@@ -113,7 +113,7 @@ class DecodeScheduler(Scheduler):
         for request, token in zip(running, self.stepper.decode(running), strict=True):
             finish = self.accept(request, token)
             if finish is not None:
-                self._end(request, finish, DecodeState.DONE, tell=False)
+                self._end(request, finish, _end_state(finish), tell=False)
         return True
 
     def _preallocate(self) -> None:
@@ -197,10 +197,14 @@ class DecodeScheduler(Scheduler):
             message = f"prefill sent {sent} for max_tokens {request.params.max_new_tokens}"
             self._end(request, Finish(kind="error", message=message, status=502), DecodeState.FAILED)
             return
+        if aux.first_token is not None and not request.state.allows(aux.first_token):
+            message = f"prefill sent token {aux.first_token}, which the request's grammar doesn't allow"
+            self._end(request, Finish(kind="error", message=message, status=502), DecodeState.FAILED)
+            return
         first = None if aux.first_token is None else SampledToken(aux.first_token, aux.first_logprob)
         finish = self.accept(request, first)
         if finish is not None:
-            self._end(request, finish, DecodeState.DONE, tell=False)
+            self._end(request, finish, _end_state(finish), tell=False)
             return
         request.move(DecodeState.RUNNING)
         self._batch.add(request)
@@ -248,3 +252,7 @@ class DecodeScheduler(Scheduler):
 
     def pollables(self) -> list[zmq.Socket[bytes] | int]:
         return self._receiver.pollables()
+
+
+def _end_state(finish: Finish) -> DecodeState:
+    return DecodeState.FAILED if finish.kind == "error" else DecodeState.DONE

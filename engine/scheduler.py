@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from diptych.common_config import readback
 from diptych.engine.faults import FaultControl, Gate
 from diptych.engine.frontend_link import FrontendLink
+from diptych.engine.grammar import GrammarRefused, Grammars, Matcher, WaitingForGrammar
 from diptych.engine.kv_layout import Fingerprint
 from diptych.engine.kv_pool import KVPool
 from diptych.engine.metrics import EngineMetrics
@@ -64,6 +65,8 @@ class SchedulerParts:
     speculative_algorithm: str
     """A name of `stepper.STEPPERS`."""
     load_weights: LoadWeights
+    grammars: Grammars | None = None
+    """None refuses requests with a grammar."""
     faults: FaultControl | None = None
     """None unless fault injection is on."""
 
@@ -81,6 +84,7 @@ class Scheduler(ABC):
         self._frontend = parts.frontend
         self._parent_fd = parts.parent_fd
         self._faults = parts.faults
+        self._waiting = WaitingForGrammar(parts.grammars)
         self._operator = OperatorCalls(
             OperatedEngine(
                 num_requests=lambda: len(self.requests),
@@ -160,6 +164,7 @@ class Scheduler(ABC):
         """Wait at most `timeout` seconds for news (None: for ever), then work; True if there may be more to
         compute at once."""
         self._receive(timeout)
+        self._take_compiled()
         self._operator.finish_update()
         busy = self.advance()
         if busy:
@@ -171,7 +176,8 @@ class Scheduler(ABC):
 
     def _receive(self, timeout: float | None) -> None:
         poller = zmq.Poller()
-        for source in (self._frontend.socket, self._parent_fd, self._operator.weights, *self.pollables()):
+        own = (self._frontend.socket, self._parent_fd, self._operator.weights, *self._waiting.pollables())
+        for source in (*own, *self.pollables()):
             poller.register(source, zmq.POLLIN)
         # ZMQ counts whole milliseconds: round up, or the last fraction of a wait becomes a busy loop.
         ready = dict(poller.poll(None if timeout is None else math.ceil(timeout * 1000)))
@@ -188,7 +194,9 @@ class Scheduler(ABC):
                 self._take(message)
             case Abort(rid=rid, reason=reason, quiet=quiet):
                 request = self.requests.get(rid)
-                if request is not None:
+                if self._waiting.remove(rid):
+                    self._refuse(rid, Finish(kind="abort", message=reason), "abort", tell=not quiet)
+                elif request is not None:
                     self.abort(request, Finish(kind="abort", message=reason))
                     if quiet:
                         self._outputs = [output for output in self._outputs if output.rid != rid]
@@ -199,25 +207,50 @@ class Scheduler(ABC):
 
     def _take(self, message: Generate) -> None:
         try:
-            if message.rid in self.requests:
+            if message.rid in self.requests or message.rid in self._waiting:
                 raise RequestRefused(
                     f"request id {message.rid!r} is already running", status=409, param="rid"
                 )
             if self._draining:
                 raise RequestRefused("the worker is shutting down", status=503)
-            if problem := self._operator.refuses_requests():
-                raise RequestRefused(problem, status=503)
-            if len(self.requests) >= self.max_requests:
+            if len(self.requests) + len(self._waiting) >= self.max_requests:
                 raise RequestRefused(f"the queue is full ({self.max_requests} requests)", status=429)
             self._require_room_for(message)
-            request = self.make_request(message, self._sampling_state(message))
-            self.admit(request)
+            matcher = None
+            if message.sampling.grammar is not None:
+                matcher = self._waiting.matcher(message)
+                if matcher is None:
+                    return
+            self._admit(message, matcher)
+        except GrammarRefused as refusal:
+            finish = RequestRefused(refusal.message, status=refusal.status, param=refusal.param).finish
+            self._refuse(message.rid, finish, "refused")
         except RequestRefused as refusal:
-            self._outputs.append(TokenOutput(rid=message.rid, finish=refusal.finish))
-            self.metrics.finished.labels("refused").inc()
-            return
+            self._refuse(message.rid, refusal.finish, "refused")
+
+    def _admit(self, message: Generate, matcher: Matcher | None) -> None:
+        """Raises `RequestRefused`."""
+        if problem := self._operator.refuses_requests():
+            raise RequestRefused(problem, status=503)
+        request = self.make_request(message, self._sampling_state(message, matcher))
+        self.admit(request)
         self.requests[message.rid] = request
         self._checked_idle = False
+
+    def _refuse(self, rid: str, finish: Finish, label: str, *, tell: bool = True) -> None:
+        if tell:
+            self._outputs.append(TokenOutput(rid=rid, finish=finish))
+        self.metrics.finished.labels(label).inc()
+
+    def _take_compiled(self) -> None:
+        """Requests whose grammar is there now, or known to be none, go on where they were held."""
+        for message, outcome in self._waiting.finished():
+            try:
+                if isinstance(outcome, GrammarRefused):
+                    raise RequestRefused(outcome.message, status=outcome.status, param=outcome.param)
+                self._admit(message, outcome)
+            except RequestRefused as refusal:
+                self._refuse(message.rid, refusal.finish, "refused")
 
     def _require_room_for(self, message: Generate) -> None:
         capacity = self.pool.allocator.total * self.pool.layout.page_size
@@ -229,7 +262,7 @@ class Scheduler(ABC):
                 param="prompt",
             )
 
-    def _sampling_state(self, message: Generate) -> SamplingState:
+    def _sampling_state(self, message: Generate, matcher: Matcher | None) -> SamplingState:
         config = self.runner.model.config
         try:
             return SamplingState(
@@ -238,6 +271,7 @@ class Scheduler(ABC):
                 eos_token_ids=config.eos_token_ids,
                 vocab_size=config.vocab_size,
                 device=self.pool.slab.device,
+                grammar=matcher,
             )
         except ValueError as error:
             raise RequestRefused(str(error), status=400, param="logit_bias") from error
@@ -252,6 +286,7 @@ class Scheduler(ABC):
     def close(self) -> None:
         """After `run`."""
         self._operator.close()
+        self._waiting.close()
 
     def _flush_outputs(self) -> None:
         if self._outputs:
@@ -268,7 +303,7 @@ class Scheduler(ABC):
             except AssertionError as error:
                 self.metrics.accounting_errors.inc()
                 log.error("page accounting is wrong while idle: %s", error)
-        if self._draining and self.settled():
+        if self._draining and not self._waiting and self.settled():
             self._stopped = True
 
     # ---- pieces of a turn that roles compose ----------------------------------------------------------
@@ -280,16 +315,18 @@ class Scheduler(ABC):
         return self._faults is None or self._faults.may(gate)
 
     def accept(self, request: Request, token: SampledToken | None) -> Finish | None:
-        """Append a token to a request and tell the client; the reason when the request is now complete.
+        """Append a token to a request and tell the client; the reason when the request is now complete, or an
+        error when its grammar can't be followed.
 
         The caller ends a completed request with `retire`.
         """
         first = not request.output_ids
-        if token is None:
-            finish: Finish | None = Finish(kind="length")
-        else:
+        finish: Finish | None = Finish(kind="length")
+        if token is not None:
             request.accept(token.token_id)
             finish = request.state.finish_reason()
+            if finish is not None and finish.kind == "error":
+                token = None
         wants_prompt = first and request.params.prompt_logprobs is not None
         self._outputs.append(
             TokenOutput(

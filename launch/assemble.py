@@ -5,6 +5,7 @@ The one place where configuration meets the engine: everything below it takes pl
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from collections.abc import Callable
 from dataclasses import fields
@@ -14,6 +15,7 @@ import psutil
 import torch
 
 from diptych.common_config import (
+    get_context,
     get_device,
     get_disagg,
     get_exec,
@@ -22,6 +24,7 @@ from diptych.common_config import (
     get_schedule,
     turn_off_chunked_prefix_cache,
 )
+from diptych.engine.grammar import Grammars
 from diptych.engine.kv_layout import Fingerprint, KVLayout
 from diptych.engine.kv_pool import KVPool
 from diptych.engine.models.config import ModelConfig
@@ -160,6 +163,22 @@ def _require_same_model(served: ModelConfig, new: ModelConfig) -> None:
     ]
     if differences:
         raise WeightsRefused(f"another model needs a restart: {'; '.join(differences)}")
+
+
+def build_grammars(runner: ModelRunner, model_dir: Path) -> Grammars | None:
+    """None if this worker follows no grammars. The library isn't loaded yet, only looked for."""
+    if get_exec().grammar.grammar_backend == "xgrammar" and importlib.util.find_spec("xgrammar") is None:
+        get_context().override("xgrammar is not installed", grammar_backend="none")
+        logger.warning("xgrammar is not installed: requests with a grammar are refused")
+    if get_exec().grammar.grammar_backend == "none":
+        return None
+    config = runner.model.config
+    return Grammars(
+        model_dir,
+        vocab_size=config.vocab_size,
+        end_ids=config.eos_token_ids,
+        timeout=get_exec().grammar.grammar_compile_timeout,
+    )
 
 
 def build_prompt_queue(runner: ModelRunner, keep_free: Callable[[], int]) -> PromptQueue:

@@ -49,6 +49,7 @@ from diptych.kvtransfer.sender import PrefillSender
 from diptych.kvtransfer.settings import TransferSettings
 from diptych.kvtransfer.stats import TransferStats
 from diptych.launch.assemble import (
+    build_grammars,
     build_prefill_scheduler,
     build_prompt_queue,
     build_runner,
@@ -100,6 +101,7 @@ def _run(role: Role, start: SchedulerStart) -> int:
         max_requests=schedule.max_running_requests + schedule.max_queued_requests,
         speculative_algorithm=get_spec().speculative_algorithm,
         load_weights=weights_loader(runner),
+        grammars=build_grammars(runner, model_dir),
     )
     try:
         scheduler, close = _ROLES[role](parts, model_dir)

@@ -136,6 +136,13 @@ class PrefillScheduler(Scheduler):
     def _finish(self, request: Request, token: SampledToken | None) -> None:
         assert isinstance(request, PrefillRequest)
         assert request.match is not None
+        failure = request.state.failure
+        if failure is not None:
+            request.ending = failure
+            # Ends with `Failed` in the next turn, like one that failed meanwhile for another reason.
+            with contextlib.suppress(UnknownRoom):
+                self._sender.abort(request.room, failure.message, failure.status)
+            return
         request.first_token = token
         request.match = self.pool.cache(request.prompt_ids, request.pages.tolist(), request.match)
         request.move(PrefillState.TRANSFERRING)

@@ -90,6 +90,23 @@ class Features(Namespace):
     )
 
 
+class GrammarFollowing(Namespace):
+    """Output that must match a schema, a regular expression or a grammar."""
+
+    grammar_backend: str = leaf(
+        "xgrammar",
+        help="The library that compiles and follows grammars. Where it isn't installed this becomes none, "
+        "which refuses requests with a grammar.",
+        choices=("xgrammar", "none"),
+    )
+    grammar_compile_timeout: float = leaf(
+        10.0,
+        help="Longest time that compiling one grammar may take before its requests are refused.",
+        unit="seconds",
+        gt=0,
+    )
+
+
 class Exec(Namespace):
     """How a step is computed."""
 
@@ -97,3 +114,4 @@ class Exec(Namespace):
     graph: Graph = group()
     overlap: Overlap = group()
     features: Features = group()
+    grammar: GrammarFollowing = group()

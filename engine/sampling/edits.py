@@ -1,4 +1,4 @@
-"""Changes to the model's logits before temperature: bias, penalties, and the mask of stop tokens."""
+"""Changes to the model's logits before temperature: bias, penalties, masks of stop tokens and grammars."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from diptych.engine.sampling.state import SamplingState
 
 def edit_logits(logits: torch.Tensor, states: Sequence[SamplingState]) -> None:
     """Apply each row's edits to `logits` [R, V] in place, in this order: logit bias, repetition penalty,
-    presence and frequency penalties, minimum length. Options that no row uses cost nothing."""
+    presence and frequency penalties, minimum length, grammar. Options that no row uses cost nothing."""
     _add_bias(logits, states)
     _penalise_repetition(logits, states)
     _penalise_output_counts(logits, states)
     _mask_stop_tokens(logits, states)
+    _mask_outside_grammar(logits, states)
 
 
 def _add_bias(logits: torch.Tensor, states: Sequence[SamplingState]) -> None:
@@ -28,10 +29,22 @@ def _add_bias(logits: torch.Tensor, states: Sequence[SamplingState]) -> None:
 
 
 def _mask_stop_tokens(logits: torch.Tensor, states: Sequence[SamplingState]) -> None:
-    rows = [row for row, state in enumerate(states) if state.stops_masked]
+    rows = [row for row, state in enumerate(states) if state.stops_masked and state.grammar is None]
     if rows:
         index = _flat_index(logits, rows, [states[row].stop_ids for row in rows])
         logits.view(-1).index_fill_(0, index, float("-inf"))
+
+
+def _mask_outside_grammar(logits: torch.Tensor, states: Sequence[SamplingState]) -> None:
+    """Last, so that nothing brings back a token that the grammar forbids."""
+    matchers = {row: (state, state.grammar) for row, state in enumerate(states) if state.grammar is not None}
+    if matchers:
+        rows = list(matchers)
+        packed = np.stack([grammar.allowed(go_on=state.goes_on) for state, grammar in matchers.values()])
+        words = torch.from_numpy(packed).to(logits.device)
+        bits = words.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32, device=logits.device) & 1
+        forbidden = bits.view(len(rows), -1)[:, : logits.shape[1]] == 0
+        logits[rows] = logits[rows].masked_fill_(forbidden, float("-inf"))
 
 
 def _flat_index(logits: torch.Tensor, rows: Sequence[int], ids: Sequence[np.ndarray]) -> torch.Tensor:

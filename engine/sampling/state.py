@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from diptych.engine.grammar.matcher import Matcher
 from diptych.engine.sampling.noise import stream_state
 from diptych.engine.wire import Finish, SamplingParams
 
@@ -29,6 +30,7 @@ class SamplingState:
         "bias_values",
         "counts",
         "filtered",
+        "grammar",
         "greedy",
         "num_output",
         "params",
@@ -46,10 +48,12 @@ class SamplingState:
         vocab_size: int,
         device: torch.device,
         output_ids: Sequence[int] = (),
+        grammar: Matcher | None = None,
     ) -> None:
-        """`output_ids` are tokens already accepted. Raises ValueError if `logit_bias` names a token
-        outside the vocabulary."""
+        """`output_ids` are tokens already accepted. `grammar`: this sample's own, at its beginning. Raises
+        ValueError if `logit_bias` names a token outside the vocabulary."""
         self.params = params
+        self.grammar = grammar
         self.num_output = 0
         self.greedy = params.temperature < GREEDY_BELOW
         self.filtered = 0 < params.top_k < vocab_size or params.top_p < 1.0
@@ -86,6 +90,8 @@ class SamplingState:
         """Record an accepted token: one drawn here, or handed over by the prefill worker."""
         self.num_output += 1
         self._last = token_id
+        if self.grammar is not None:
+            self.grammar.accept(token_id)
         if self.seen is not None:
             self.seen[token_id] = True
         if self.counts is not None:
@@ -99,11 +105,38 @@ class SamplingState:
     @property
     def edits_logits(self) -> bool:
         """Whether the model's logits change before the next draw: by bias, penalty or mask."""
-        return self.seen is not None or self.counts is not None or self.bias_ids.size > 0 or self.stops_masked
+        return (
+            self.seen is not None
+            or self.counts is not None
+            or self.bias_ids.size > 0
+            or self.grammar is not None
+            or self.stops_masked
+        )
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a stop token may only come where the grammar allows nothing else."""
+        return self.stops_masked or self.params.ignore_eos
+
+    def allows(self, token_id: int) -> bool:
+        """Whether a token that another worker drew may come next."""
+        return self.grammar is None or self.grammar.allows(token_id)
+
+    @property
+    def failure(self) -> Finish | None:
+        """Why the sample can't go on: its grammar can't be followed."""
+        if self.grammar is None or self.grammar.failure is None:
+            return None
+        return Finish(kind="error", message=self.grammar.failure, status=400, param=self.grammar.param)
 
     def finish_reason(self) -> Finish | None:
         """Why the sample ends with the token appended last, or None if it goes on. A stop token on the
-        last allowed position is a `stop`, not a `length`."""
+        last allowed position is a `stop`, not a `length`. A grammar that can't be followed is an `error`:
+        that token is not the client's."""
+        if self.failure is not None:
+            return self.failure
+        if self.grammar is not None and self.grammar.ended:
+            return Finish(kind="stop", matched=self._last)
         if self._last in self._stop_set and self.num_output > self.params.min_new_tokens:
             return Finish(kind="stop", matched=self._last)
         if self.num_output >= self.params.max_new_tokens:

@@ -20,7 +20,8 @@ def first_argmax(logits: torch.Tensor) -> torch.Tensor:
 
 def exact_top(values: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The `n` largest entries of each row as (values, ids), both [R, min(n, V)], by falling value and then
-    rising id. Unlike `torch.topk`, which of several equal values make the cut is defined: the lowest ids."""
+    rising id. Unlike `torch.topk`, which of several equal values make the cut is defined: the lowest ids.
+    Only of values -inf, which no draw can reach, it may be any."""
     if n >= values.shape[1]:
         top, ids = torch.sort(values, dim=-1, descending=True, stable=True)
         return top, ids
@@ -30,7 +31,8 @@ def exact_top(values: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]
     top, order = torch.sort(top.gather(-1, order), dim=-1, descending=True, stable=True)
     ids = ids.gather(-1, order)
     if n > 0:
-        for row in (top[:, n - 1] == top[:, n]).nonzero().flatten().tolist():
+        tied = (top[:, n - 1] == top[:, n]) & (top[:, n] > float("-inf"))
+        for row in tied.nonzero().flatten().tolist():
             candidates = (values[row] >= top[row, n]).nonzero().flatten()
             best, order = torch.sort(values[row, candidates], descending=True, stable=True)
             top[row, :n] = best[:n]

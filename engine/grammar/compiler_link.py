@@ -1,0 +1,116 @@
+"""The scheduler's end of its compiler process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Collection
+from pathlib import Path
+
+from diptych.engine.grammar.errors import GrammarRefused
+from diptych.engine.grammar.frames import (
+    REPLIES,
+    Compiled,
+    CompileJob,
+    CompilerSetup,
+    Refused,
+    Unusable,
+    read_frame,
+    write_frame,
+)
+from diptych.engine.wire import Grammar
+
+
+class CompilerLink:
+    """Used by several threads: each job has a connection of its own. The process starts with the first job,
+    and again if it was ended from outside."""
+
+    def __init__(self, model_dir: Path, *, vocab_size: int, stop_ids: list[int], timeout: float) -> None:
+        """`timeout`: seconds that one grammar may take."""
+        self._setup = CompilerSetup(model_dir=str(model_dir), vocab_size=vocab_size, stop_ids=stop_ids)
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._orders: socket.socket | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        """Nothing if it runs. Raises OSError."""
+        with self._lock:
+            self._started()
+
+    def compile(self, grammar: Grammar, spelled: Collection[int]) -> str:
+        """The compiled grammar, serialised. Raises `GrammarRefused`, and OSError without a process."""
+        job = CompileJob(grammar=grammar, spelled=sorted(spelled), timeout=self._timeout)
+        ours, theirs = socket.socketpair()
+        with ours, ours.makefile("rwb") as pipe:
+            with theirs, self._lock:
+                socket.send_fds(self._started(), [b"j"], [theirs.fileno()])
+            reply = None
+            # Reset by the end of the job's process.
+            with contextlib.suppress(ConnectionError):
+                write_frame(pipe, job)
+                reply = read_frame(pipe, REPLIES)
+        match reply:
+            case Compiled(text):
+                return text
+            case Refused(message):
+                raise GrammarRefused(message)
+            case Unusable(message):
+                raise GrammarRefused(f"xgrammar can't be loaded: {message}", status=503)
+        raise self._unanswered()
+
+    def _unanswered(self) -> GrammarRefused:
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                return GrammarRefused("the process that compiles grammars has ended", status=503)
+        return GrammarRefused(
+            f"it can't be compiled within {self._timeout:g} s and the memory that a grammar may take"
+        )
+
+    def _started(self) -> socket.socket:
+        if self._orders is not None and self._process is not None and self._process.poll() is None:
+            return self._orders
+        self._end()
+        if self._closed:
+            raise ConnectionError("the scheduler is stopping")
+        self._orders, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "diptych.engine.grammar.compiler_process",
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                ],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                # What the library warns about is in the clients' grammars, not ours to log.
+                stderr=subprocess.DEVNULL,
+                # A library's idle threads would not survive the forks.
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            )
+        with self._orders.makefile("wb") as pipe:
+            write_frame(pipe, self._setup)
+        return self._orders
+
+    def close(self) -> None:
+        """Jobs that run fail, and none starts any more. Idempotent."""
+        with self._lock:
+            self._closed = True
+            self._end()
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        if self._orders is not None:
+            self._orders.close()
+            self._orders = None

@@ -1,0 +1,79 @@
+"""What a scheduler and its compiler process write to each other: a length, then msgpack."""
+
+from __future__ import annotations
+
+import struct
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from diptych.engine.wire import Grammar
+
+T = TypeVar("T")
+
+_LENGTH = struct.Struct("<Q")
+
+
+class CompilerSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """First, and once."""
+
+    model_dir: str
+    vocab_size: int
+    stop_ids: list[int]
+
+
+class CompileJob(msgspec.Struct, frozen=True, kw_only=True):
+    grammar: Grammar
+    spelled: list[int]
+    """Special tokens that the grammar may use; see `vocabulary.tokenizer_info`."""
+    timeout: float
+    """Seconds; the job's process ends itself after that long."""
+
+
+class Compiled(msgspec.Struct, frozen=True, tag="compiled"):
+    text: str
+    """As xgrammar serialises a compiled grammar."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    message: str
+
+
+class Unusable(msgspec.Struct, frozen=True, tag="unusable"):
+    """The library can't be loaded, so no grammar can be compiled."""
+
+    message: str
+
+
+SETUPS = msgspec.msgpack.Decoder(CompilerSetup)
+JOBS = msgspec.msgpack.Decoder(CompileJob)
+REPLIES: msgspec.msgpack.Decoder[Compiled | Refused | Unusable] = msgspec.msgpack.Decoder(
+    Compiled | Refused | Unusable
+)
+
+
+class Reads(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+class Writes(Protocol):
+    def write(self, data: bytes, /) -> int: ...
+    def flush(self) -> None: ...
+
+
+def write_frame(pipe: Writes, message: msgspec.Struct) -> None:
+    """Raises OSError when the other end is gone."""
+    data = msgspec.msgpack.encode(message)
+    pipe.write(_LENGTH.pack(len(data)))
+    pipe.write(data)
+    pipe.flush()
+
+
+def read_frame(pipe: Reads, decoder: msgspec.msgpack.Decoder[T]) -> T | None:
+    """None when the other end is gone."""
+    header = pipe.read(_LENGTH.size)
+    if len(header) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(header)
+    data = pipe.read(length)
+    return None if len(data) < length else decoder.decode(data)
