@@ -74,10 +74,13 @@ class PythonicParser(ToolParser):
         self._call(name, _as_json((yield from self._until_closed())))
 
     def _until_closed(self) -> Steps[str]:
-        """The source from behind `(` up to its `)`, which is read too."""
-        text, depth, quote = "", 1, ""
+        """The source from behind `(` up to its `)`, which is read too. Each argument's name has got a `_` in
+        front: Python's keywords are no names, but a function may well have a parameter `from`."""
+        text, depth, quote, fresh = "", 1, "", True
         while True:
             char = yield from self._next()
+            if fresh and char not in SPACE + ")":
+                text, fresh = text + "_", False
             if quote:
                 if char == "\\":
                     text += char
@@ -86,6 +89,8 @@ class PythonicParser(ToolParser):
                     quote = ""
             elif char in "\"'":
                 quote = char
+            elif char == ",":
+                fresh = depth == 1
             elif char in "([{":
                 depth += 1
                 if depth > MAX_DEPTH:
@@ -98,7 +103,7 @@ class PythonicParser(ToolParser):
 
 
 def _as_json(source: str) -> str:
-    """Keyword arguments in Python to a JSON object. Raises `Malformed`."""
+    """Keyword arguments in Python, their names prefixed, to a JSON object. Raises `Malformed`."""
     try:
         with warnings.catch_warnings(action="ignore"):  # such as for "\d"
             call = ast.parse(f"f({source}\n)", mode="eval").body
@@ -108,7 +113,7 @@ def _as_json(source: str) -> str:
         for keyword in call.keywords:
             if keyword.arg is None:
                 raise Malformed
-            arguments[keyword.arg] = _literal_value(keyword.value)
+            arguments[keyword.arg.removeprefix("_")] = _literal_value(keyword.value)
         return dumps(arguments)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise Malformed from None
