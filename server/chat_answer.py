@@ -93,12 +93,13 @@ class ChatAnswer:
             parser = self._parsers[delta.index]
             pieces = self._pieces(parser, delta)
             logprobs = None
+            shown = [_delta(piece) for piece in pieces]
             if self.logprobs is not None and delta.logprobs:
                 logprobs = chat_logprobs(self._tokenizer, delta.logprobs)
                 # Text may be held back; its tokens' logprobs aren't.
-                pieces = pieces or [Content("")]
-            for piece in pieces:
-                yield self._chunk(delta.index, _delta(piece), logprobs)
+                shown = shown or [{} if self._reading.may_call else {"content": ""}]
+            for fields in shown:
+                yield self._chunk(delta.index, fields, logprobs)
                 logprobs = None
             if delta.finish is not None:
                 reason = self._reading.finish_reason(delta.finish.kind, parser)

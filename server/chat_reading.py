@@ -45,13 +45,11 @@ class Reading:
         )
 
     def finish_reason(self, kind: str, parser: MessageParser | None) -> str:
-        """OpenAI's: a sample that ended by itself says whether it called a tool that it chose itself."""
-        called = parser is not None and parser.calls > 0 and self._tools is not None
-        return "tool_calls" if kind == "stop" and called and not self._named else kind
-
-    @property
-    def _named(self) -> bool:
-        return self._tools is not None and self._tools.named
+        """OpenAI's: a sample that ended by itself says whether it called a tool, unless the client had chosen
+        which."""
+        called = parser is not None and parser.called
+        named = self._tools is not None and self._tools.named
+        return "tool_calls" if kind == "stop" and called and not named else kind
 
     def grammar(self) -> Grammar | None:
         """What the text must match, if anything. Raises `BadRequest`."""

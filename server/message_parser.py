@@ -26,14 +26,9 @@ class MessageParser:
         self._thought = ""
 
     @property
-    def calls(self) -> int:
-        """Tool calls so far."""
-        return self._tools.calls if self._tools else 0
-
-    @property
-    def thinks(self) -> bool:
-        """Whether there was thinking so far."""
-        return self._reasoning is not None and self._reasoning.happened
+    def called(self) -> bool:
+        """Whether there were tool calls and, once the text has ended, none was cut off."""
+        return self._tools is not None and self._tools.calls > 0 and not self._tools.cut_off
 
     def feed(self, text: str) -> list[Piece]:
         return merged(self._thoughts(self._parse(text)))

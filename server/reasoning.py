@@ -63,8 +63,6 @@ class ReasoningSplitter:
     a tag anywhere but at the beginning is part of the answer."""
 
     def __init__(self, form: ReasoningFormat, *, inside: bool) -> None:
-        self.happened = inside
-        """Whether the answer has a thinking part, as far as it is known."""
         self._form = form
         self._inside = inside
         self._beginning = True
@@ -81,7 +79,7 @@ class ReasoningSplitter:
             if self._tag.startswith(shown) and shown != self._tag:
                 return []
             if shown.startswith(self._tag):
-                self._inside = self.happened = True
+                self._inside = True
                 self._held = shown[len(self._tag) :]
             self._tag = self._form.end if self._inside else ""
             self._beginning = self._inside

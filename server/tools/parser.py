@@ -42,6 +42,8 @@ class ToolParser(abc.ABC):
         """`tools`: the names that may be called; text that would call another is content. Without
         `parallel`, calls after the first are dropped."""
         self.calls = 0
+        self.cut_off = False
+        """Whether the text ended within a call's arguments."""
         self._tools = tools
         self._parallel = parallel
         self._pieces: list[Piece] = []
@@ -77,6 +79,7 @@ class ToolParser(abc.ABC):
         """The end of the text: what was begun and isn't a call is content."""
         rest = "".join(self._held)
         self._held.clear()
+        self.cut_off = self._streaming
         if self._streaming:
             self._arguments(rest)
         else:

@@ -95,7 +95,7 @@ def test_thinking_then_content_then_a_call() -> None:
     message = read(parser, ["<think>\nShould I <tool_call>?\n</think>\n\nYes.\n", CALL])
     assert (message.reasoning, message.content) == ("Should I <tool_call>?", "Yes.")
     assert made(message) == [("f", '{"a": "</think>"}')]
-    assert parser.calls == 1
+    assert parser.called
 
 
 def test_thinking_can_come_as_a_whole() -> None:
