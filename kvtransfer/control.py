@@ -8,6 +8,8 @@ import logging
 import zmq
 
 from diptych.kvtransfer import wire
+from diptych.kvtransfer.cluster import ClusterKeys
+from diptych.kvtransfer.gatekeeper import Gatekeeper
 from diptych.kvtransfer.identity import Identity
 from diptych.kvtransfer.link import PeerLink, set_common_options
 from diptych.kvtransfer.plane import FramePlane, Inbound, LinkDown
@@ -21,16 +23,25 @@ _CLOSE_LINGER_MS = 200
 
 class ControlEndpoint(FramePlane):
     def __init__(
-        self, identity: Identity, host: str, port: int, heartbeat_interval: float, stats: TransferStats
+        self,
+        identity: Identity,
+        host: str,
+        port: int,
+        heartbeat_interval: float,
+        stats: TransferStats,
+        keys: ClusterKeys | None = None,
     ) -> None:
-        """Bind `host:port`, or any free port for 0. Raises `zmq.ZMQError` when the address is taken or isn't
-        local."""
+        """Bind `host:port`, or any free port for 0. With `keys` only peers that have the same are listened to
+        and spoken to. Raises `zmq.ZMQError` when the address is taken or isn't local."""
         self.instance_id = identity.instance_id
         self._heartbeat_interval = heartbeat_interval
         self._stats = stats
+        self._keys = keys
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         set_common_options(self._router, heartbeat_interval)
+        if keys is not None:
+            Gatekeeper(self._context, self._router, keys, stats)
         netloc = f"[{host}]" if ":" in host else host
         self._router.setsockopt(zmq.IPV6, int(":" in host))
         try:
@@ -39,7 +50,8 @@ class ControlEndpoint(FramePlane):
             else:
                 port = self._router.bind_to_random_port(f"tcp://{netloc}")
         except zmq.ZMQError:
-            self._context.destroy(0)
+            self._router.close(0)
+            self._context.term()
             raise
         self.port = port
         """The one that is bound, never 0."""
@@ -59,7 +71,12 @@ class ControlEndpoint(FramePlane):
     def link(self, target: str, address: str) -> int:
         if target not in self._links:
             self._links[target] = PeerLink(
-                self._context, address, target, next(self._link_numbers), self._heartbeat_interval
+                self._context,
+                address,
+                target,
+                next(self._link_numbers),
+                self._heartbeat_interval,
+                self._keys,
             )
         return self._links[target].number
 

@@ -23,5 +23,9 @@ class UnknownRoom(TransferError):
         self.room = room
 
 
+class SecretMismatch(TransferError):
+    """This worker and another don't have the same cluster secret, or only one of them has one."""
+
+
 class IllegalMove(AssertionError):
     """A session was asked for a move its table does not list: a bug of ours, never of a peer."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from diptych.kvtransfer.cluster import ClusterKeys, set_key
 from diptych.kvtransfer.errors import TransferError
 from diptych.kvtransfer.wire import MAX_CONTROL_BYTES
 
@@ -17,6 +18,7 @@ _EVENTS = (
     | zmq.EVENT_CONNECT_RETRIED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
 
 
@@ -47,6 +49,7 @@ class PeerLink:
         target: str,
         number: int,
         heartbeat_interval: float,
+        keys: ClusterKeys | None = None,
     ) -> None:
         self.address = address
         self.target = target
@@ -56,6 +59,9 @@ class PeerLink:
         self.socket = context.socket(zmq.DEALER)
         set_common_options(self.socket, heartbeat_interval)
         self.socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        if keys is not None:
+            set_key(self.socket, keys.connecting)
+            self.socket.setsockopt(zmq.CURVE_SERVERKEY, keys.listening.public)
         self.monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(_EVENTS)
         self.was_up = False
         self._attempts = 0
@@ -87,9 +93,14 @@ class PeerLink:
                 self._attempts += 1
                 if self._attempts >= _MAX_CONNECT_ATTEMPTS and not self.was_up:
                     self._down = f"no connection to the control port {self.address}"
-            else:
-                verb = "lost" if self.was_up else "not established"
-                self._down = f"connection to the control port {self.address} {verb}"
+            elif self.was_up:
+                self._down = f"connection to the control port {self.address} lost"
+            elif self._down is None:
+                # Which side sees what is wrong with the handshake is a matter of chance.
+                self._down = (
+                    f"connection to the control port {self.address} not established; do both workers have "
+                    "the same --cluster-secret, or none?"
+                )
         return self._down
 
     def close(self, linger_ms: int = 0) -> None:

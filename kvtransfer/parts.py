@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from diptych.engine.background import BackgroundPool
 from diptych.engine.kv_layout import Fingerprint
 from diptych.kvtransfer.backends.interface import TransferBackend
-from diptych.kvtransfer.bootstrap.client import RouteLookup
+from diptych.kvtransfer.bootstrap.client import RouteLookup, fetch_route
 from diptych.kvtransfer.checksum import PageChecksums
+from diptych.kvtransfer.cluster import ClusterKeys
 from diptych.kvtransfer.identity import Identity
 from diptych.kvtransfer.plane import ControlPlane
-from diptych.kvtransfer.probe import DeathProbe
+from diptych.kvtransfer.probe import DeathProbe, proof_of_death
 from diptych.kvtransfer.settings import TransferSettings
 from diptych.kvtransfer.stats import TransferStats
 
@@ -53,8 +55,10 @@ def real_parts(
     identity: Identity,
     settings: TransferSettings,
     stats: TransferStats,
+    keys: ClusterKeys | None = None,
 ) -> TransferParts:
-    """The parts of a worker process: HTTP look-ups and probes in a few threads, and the real clock."""
+    """The parts of a worker process: HTTP look-ups and probes in a few threads, and the real clock. The
+    control plane has `keys` already."""
     background = BackgroundPool(threads=4, name="bootstrap")
     return TransferParts(
         backend=backend,
@@ -65,6 +69,6 @@ def real_parts(
         settings=settings,
         stats=stats,
         background=background,
-        lookup=RouteLookup(background),
-        probe=DeathProbe(background),
+        lookup=RouteLookup(background, partial(fetch_route, keys=keys)),
+        probe=DeathProbe(background, partial(proof_of_death, keys=keys)),
     )

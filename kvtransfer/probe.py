@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from diptych.engine.background import BackgroundPool
 from diptych.kvtransfer.bootstrap.client import fetch_route
+from diptych.kvtransfer.cluster import ClusterKeys
 from diptych.kvtransfer.errors import TransferError
 from diptych.kvtransfer.identity import Identity
 
@@ -29,7 +30,7 @@ class Peer:
         return self.identity.instance_id
 
 
-def proof_of_death(peer: Peer) -> str | None:
+def proof_of_death(peer: Peer, keys: ClusterKeys | None = None) -> str | None:
     """Blocking. Why the peer's process can't be alive, or None when it may be.
 
     A firewall that rejects looks like a closed port. On this host there is none between two workers; of
@@ -47,7 +48,7 @@ def proof_of_death(peer: Peer) -> str | None:
         if refused and _refuses(*peer.bootstrap):
             where = f"{peer.bootstrap[0]}:{peer.bootstrap[1]}"
             return f"{peer.control_address} and its bootstrap service {where} refuse connections"
-        route = fetch_route(*peer.bootstrap)
+        route = fetch_route(*peer.bootstrap, keys)
     except (OSError, TransferError):
         return None
     if all(rank.identity.instance_id != peer.instance_id for rank in route.ranks):

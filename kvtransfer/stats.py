@@ -73,6 +73,9 @@ class TransferStats:
         self._failures = counter("failures", "Failed rooms, by kind of reason.", "kind")
         self._deadlines = counter("deadline_hits", "Deadlines that passed, by session state.", "state")
         self._dropped = counter("control_dropped", "Control messages not acted on, by reason.", "reason")
+        self.connections_refused = counter(
+            "connections_refused", "Connections to the control port that did not prove the cluster secret."
+        ).labels(backend)
         self._faults = counter("faults_injected", "Faults injected on purpose.", "where", "action")
         # From the start, so that the first one shows as growth.
         for outcome in get_args(HandshakeOutcome):

@@ -40,6 +40,7 @@ from diptych.kvtransfer.backends.mooncake_library import MooncakeSettings
 from diptych.kvtransfer.backends.registry import make_backend
 from diptych.kvtransfer.bootstrap.client import register
 from diptych.kvtransfer.checksum import PageChecksums
+from diptych.kvtransfer.cluster import ClusterKeys
 from diptych.kvtransfer.control import ControlEndpoint
 from diptych.kvtransfer.errors import TransferError
 from diptych.kvtransfer.identity import Identity
@@ -135,8 +136,8 @@ def _colocated(parts: SchedulerParts, _model_dir: Path) -> RoleParts:
 
 def _prefill(parts: SchedulerParts, model_dir: Path) -> RoleParts:
     disagg = get_disagg()
-    identity = Identity.current()
-    transfer, faults = with_faults(_transfer_parts(parts, model_dir, identity))
+    identity, keys = Identity.current(), _cluster_keys()
+    transfer, faults = with_faults(_transfer_parts(parts, model_dir, identity, keys))
     sender = PrefillSender(transfer)
     route = sender.route(
         worker_id=identity.instance_id,
@@ -146,13 +147,13 @@ def _prefill(parts: SchedulerParts, model_dir: Path) -> RoleParts:
     )
     timeout = disagg.handshake_timeout
     host, port = disagg.disaggregation_advertise_host, disagg.disaggregation_bootstrap_port
-    register(host, port, route, timeout=timeout)
+    register(host, port, route, timeout=timeout, keys=keys)
 
     def load_weights(directory: Path, load_format: str) -> NewWeights:
         """Decode workers must see that they are others, and match once they have them too."""
         weights = parts.load_weights(directory, load_format)
         try:
-            register(host, port, route.with_weights(weights.fingerprint), timeout=timeout)
+            register(host, port, route.with_weights(weights.fingerprint), timeout=timeout, keys=keys)
         except TransferError as error:
             raise WeightsRefused(str(error)) from error
         return weights
@@ -162,7 +163,7 @@ def _prefill(parts: SchedulerParts, model_dir: Path) -> RoleParts:
 
 
 def _decode(parts: SchedulerParts, model_dir: Path) -> RoleParts:
-    transfer, faults = with_faults(_transfer_parts(parts, model_dir, Identity.current()))
+    transfer, faults = with_faults(_transfer_parts(parts, model_dir, Identity.current(), _cluster_keys()))
     receiver = DecodeReceiver(transfer, world_size=get_parallel().world_size)
     scheduler = DecodeScheduler(
         replace(parts, faults=faults),
@@ -183,7 +184,14 @@ _ROLES: dict[Role, Callable[[SchedulerParts, Path], RoleParts]] = {
 }
 
 
-def _transfer_parts(parts: SchedulerParts, model_dir: Path, identity: Identity) -> TransferParts:
+def _cluster_keys() -> ClusterKeys | None:
+    secret = get_disagg().cluster_secret
+    return None if secret is None else ClusterKeys.from_secret(secret)
+
+
+def _transfer_parts(
+    parts: SchedulerParts, model_dir: Path, identity: Identity, keys: ClusterKeys | None
+) -> TransferParts:
     """Raises `zmq.ZMQError` when the control socket can't be bound."""
     disagg = get_disagg()
     settings = _settings()
@@ -195,6 +203,7 @@ def _transfer_parts(parts: SchedulerParts, model_dir: Path, identity: Identity) 
         disagg.disaggregation_control_port,
         settings.heartbeat_interval,
         stats,
+        keys,
     )
     if disagg.disaggregation_control_port == 0:
         # Before the route is registered, so that what decode is told names the real port, like the readback.
@@ -209,6 +218,7 @@ def _transfer_parts(parts: SchedulerParts, model_dir: Path, identity: Identity) 
         identity=identity,
         settings=settings,
         stats=stats,
+        keys=keys,
     )
 
 

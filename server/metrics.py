@@ -18,6 +18,11 @@ class FrontendMetrics:
             ["route", "status"],
             registry=self.registry,
         )
+        self.bootstrap_refused = Counter(
+            "diptych_bootstrap_refused",
+            "Requests to the bootstrap service that did not prove the cluster secret.",
+            registry=self.registry,
+        )
         self.running = Gauge(
             "diptych_frontend_running_samples", "Samples handed to the scheduler.", registry=self.registry
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from diptych.engine.background import BackgroundPool
-from diptych.kvtransfer.bootstrap.client import LookupFailed, RouteLookup
+from diptych.kvtransfer.bootstrap.client import LookupFailed, RouteLookup, fetch_route
 from diptych.kvtransfer.bootstrap.route import Route
 from diptych.kvtransfer.faults.injector import Injector
 
@@ -11,8 +13,10 @@ from diptych.kvtransfer.faults.injector import Injector
 class FaultyLookup(RouteLookup):
     """Cached routes are held back too, so that a handshake can be held whenever a request comes."""
 
-    def __init__(self, pool: BackgroundPool, faults: Injector) -> None:
-        super().__init__(pool)
+    def __init__(
+        self, pool: BackgroundPool, faults: Injector, fetch: Callable[[str, int], Route] = fetch_route
+    ) -> None:
+        super().__init__(pool, fetch)
         self._faults = faults
         self._released: list[tuple[str, int]] = []
 

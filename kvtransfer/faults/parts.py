@@ -19,5 +19,5 @@ def faulty_parts(parts: TransferParts, faults: Injector) -> TransferParts:
         parts,
         backend=FaultyBackend(parts.backend, faults),
         control=FaultyControl(parts.control, faults),
-        lookup=FaultyLookup(parts.background, faults),
+        lookup=FaultyLookup(parts.background, faults, parts.lookup.fetch_route),
     )

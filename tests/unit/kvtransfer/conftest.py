@@ -19,6 +19,7 @@ from diptych.kvtransfer.backends.fake import FakeBackend, FakeFabric
 from diptych.kvtransfer.bootstrap.client import register
 from diptych.kvtransfer.bootstrap.service import make_bootstrap_app
 from diptych.kvtransfer.checksum import PageChecksums
+from diptych.kvtransfer.cluster import ClusterKeys
 from diptych.kvtransfer.control import ControlEndpoint
 from diptych.kvtransfer.events import TransferEvent
 from diptych.kvtransfer.identity import Identity
@@ -51,7 +52,8 @@ def make_fingerprint(**changes: object) -> Fingerprint:
 class Service:
     """A bootstrap service in its own thread and event loop, as a prefill frontend runs it."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, keys: ClusterKeys | None = None) -> None:
+        self._keys = keys
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._wanted = port
@@ -62,7 +64,7 @@ class Service:
 
     def _run(self) -> None:
         async def start() -> web.AppRunner:
-            runner = web.AppRunner(make_bootstrap_app())
+            runner = web.AppRunner(make_bootstrap_app(self._keys))
             await runner.setup()
             site = web.TCPSite(runner, "127.0.0.1", self._wanted)
             await site.start()
@@ -102,6 +104,8 @@ class Pair:
     def __init__(self) -> None:
         self.fabric = FakeFabric()
         self.service = Service()
+        self.keys: ClusterKeys | None = None
+        """Of the sides that are made from now on."""
         self.sides: list[Side] = []
         self.around: Callable[[TransferParts], TransferParts] = lambda parts: parts
         """What each side's parts are wrapped in."""
@@ -130,11 +134,12 @@ class Pair:
             real_parts(
                 backend=backend,
                 checksums=PageChecksums(slab, page_bytes=PAGE_BYTES),
-                control=ControlEndpoint(identity, "127.0.0.1", port, heartbeat, stats),
+                control=ControlEndpoint(identity, "127.0.0.1", port, heartbeat, stats, self.keys),
                 fingerprint=fingerprint or make_fingerprint(),
                 identity=identity,
                 settings=self.settings,
                 stats=stats,
+                keys=self.keys,
             )
         )
         side = Side(make(parts), slab, registry, identity)
@@ -152,7 +157,7 @@ class Pair:
     def register(self, side: Side) -> None:
         assert isinstance(side.manager, PrefillSender)
         route = side.manager.route(worker_id=side.identity.instance_id)
-        register("127.0.0.1", self.service.port, route, timeout=2)
+        register("127.0.0.1", self.service.port, route, timeout=2, keys=self.keys)
 
     def decode(self, *, port: int = 0, fingerprint: Fingerprint | None = None) -> Side:
         return self._side(DecodeReceiver, port=port, fingerprint=fingerprint)

@@ -39,8 +39,8 @@ MOVED_BY = {
     "deadline_hits": BOTH,
     "control_dropped": BOTH,
 }
-ELSEWHERE = {"faults_injected"}
-"""By the tests of fault injection."""
+ELSEWHERE = {"faults_injected", "connections_refused"}
+"""By the tests of fault injection and of the cluster secret."""
 
 
 class Watched:
