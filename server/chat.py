@@ -6,11 +6,11 @@ from aiohttp import web
 
 from diptych.server.body import decode_json, read_body
 from diptych.server.chat_answer import ChatAnswer
-from diptych.server.chat_prompt import render_chat
+from diptych.server.chat_prompt import render_chat, template_variables
 from diptych.server.chat_reading import Reading
 from diptych.server.chat_tools import ToolUse, tool_use
-from diptych.server.errors import BadRequest
 from diptych.server.frontend import FRONTEND, Frontend
+from diptych.server.grammar_options import grammar_option
 from diptych.server.plan import PromptPlan, plan_samples
 from diptych.server.requests import UNSUPPORTED, ChatRequest
 from diptych.server.sampling_options import (
@@ -35,7 +35,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     frontend.manager.check_admission()
     tools = tool_use(frontend, asked)
     prompt = _prompt(frontend, asked, tools)
-    reading = Reading(frontend, asked, prompt, tools)
+    reading = Reading(frontend, asked, prompt, tools, grammar_option(asked))
     answer = ChatAnswer(frontend, asked, reading)
     ids = await frontend.manager.encode_prompt(prompt, add_special_tokens=False, param="messages")
     n = samples_per_prompt(asked.n)
@@ -68,11 +68,8 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 
 
 def _prompt(frontend: Frontend, asked: ChatRequest, tools: ToolUse | None) -> str:
-    extra = dict(asked.chat_template_kwargs or {})
-    if asked.reasoning_effort is not None:
-        if not frontend.require_chat_template().knows_effort:
-            raise BadRequest("this model knows no reasoning_effort", param="reasoning_effort")
-        extra["reasoning_effort"] = asked.reasoning_effort
+    effort = asked.reasoning_effort
+    extra = template_variables(frontend, asked.chat_template_kwargs, effort, "reasoning_effort")
     return render_chat(
         frontend,
         asked.messages,

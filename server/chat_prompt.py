@@ -49,6 +49,18 @@ def render_chat(
     )
 
 
+def template_variables(
+    frontend: Frontend, given: Mapping[str, object] | None, effort: str | None, param: str
+) -> Fields:
+    """What the client sets for the template, `effort` (of thinking) included. Raises `BadRequest` naming
+    `param` where the model knows none."""
+    if effort is None:
+        return dict(given or {})
+    if not frontend.require_chat_template().knows_effort:
+        raise BadRequest(f"this model knows no {param}", param=param)
+    return {**(given or {}), "reasoning_effort": effort}
+
+
 def _template_message(message: ChatMessage, position: int) -> Fields:
     content = message.content
     if content is None and not (message.role == "assistant" and message.tool_calls):

@@ -7,10 +7,9 @@ import dataclasses
 from diptych.engine.wire import Grammar
 from diptych.server.chat_tools import ToolUse
 from diptych.server.frontend import Frontend
-from diptych.server.grammar_options import grammar_option
 from diptych.server.message_parser import MessageParser
 from diptych.server.reasoning import ReasoningSplitter, Thinking
-from diptych.server.requests import ChatRequest
+from diptych.server.requests import ReasoningFields
 from diptych.server.sampling_options import TextOptions
 from diptych.server.structural_tags import after_thinking
 
@@ -18,9 +17,18 @@ from diptych.server.structural_tags import after_thinking
 class Reading:
     """Of one request, whose prompt text is known."""
 
-    def __init__(self, frontend: Frontend, asked: ChatRequest, prompt: str, tools: ToolUse | None) -> None:
+    def __init__(
+        self,
+        frontend: Frontend,
+        asked: ReasoningFields,
+        prompt: str,
+        tools: ToolUse | None,
+        grammar: Grammar | None,
+    ) -> None:
+        """`grammar`: what the request says that the answer must match."""
         self._asked = asked
         self._tools = tools
+        self._answer_grammar = grammar
         self._reasoning = frontend.reasoning_format
         self._thinking = self._reasoning.at_the_end_of(prompt) if self._reasoning else Thinking.OVER
         self.shows_reasoning = asked.include_reasoning is not False
@@ -53,7 +61,7 @@ class Reading:
 
     def grammar(self) -> Grammar | None:
         """What the text must match, if anything. Raises `BadRequest`."""
-        grammar = grammar_option(self._asked)
+        grammar = self._answer_grammar
         if self._tools is not None:
             grammar = self._tools.grammar(grammar)
         if grammar is None or self._reasoning is None:

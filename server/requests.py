@@ -144,7 +144,18 @@ class NamedTool(msgspec.Struct, kw_only=True):
     function: FunctionName
 
 
-class ChatRequest(OpenAIRequest, kw_only=True):
+class ReasoningFields(OpenAIRequest, kw_only=True):
+    """What the routes that tell thinking from the answer share."""
+
+    separate_reasoning: bool | None = None
+    """False leaves thinking in the content."""
+    stream_reasoning: bool | None = None
+    """False sends thinking as one piece when it has ended."""
+    include_reasoning: bool | None = None
+    """False leaves it out of the answer."""
+
+
+class ChatRequest(ReasoningFields, kw_only=True):
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -157,12 +168,6 @@ class ChatRequest(OpenAIRequest, kw_only=True):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
-    separate_reasoning: bool | None = None
-    """False leaves thinking in the content."""
-    stream_reasoning: bool | None = None
-    """False sends thinking as one piece when it has ended."""
-    include_reasoning: bool | None = None
-    """False leaves it out of the answer."""
 
 
 class CompletionRequest(OpenAIRequest, kw_only=True):

@@ -6,12 +6,20 @@ from aiohttp import web
 
 from diptych.server.body import decode_json, read_body
 from diptych.server.chat_answer import MAX_TOP_LOGPROBS
-from diptych.server.chat_prompt import render_chat
+from diptych.server.chat_prompt import render_chat, template_variables
+from diptych.server.chat_reading import Reading
 from diptych.server.errors import BadRequest
 from diptych.server.frontend import FRONTEND, Frontend
 from diptych.server.plan import PromptPlan, plan_samples
 from diptych.server.responses_answer import ResponseAnswer, event_frame
-from diptych.server.responses_request import LOGPROBS, REFUSED, ResponsesRequest, grammar_of, messages_of
+from diptych.server.responses_request import (
+    LOGPROBS,
+    REFUSED,
+    ResponsesRequest,
+    effort_of,
+    grammar_of,
+    messages_of,
+)
 from diptych.server.sampling_options import LengthFields, sampling_params, text_options, whole
 from diptych.server.sse import json_response, stream
 
@@ -26,9 +34,9 @@ async def responses(request: web.Request) -> web.StreamResponse:
     REFUSED.refuse(body)
     frontend.check_model(asked.model)
     frontend.manager.check_admission()
-    ids = await frontend.manager.encode_prompt(
-        _prompt_text(frontend, asked), add_special_tokens=False, param="input"
-    )
+    prompt = _prompt(frontend, asked)
+    reading = Reading(frontend, asked, prompt, None, grammar_of(asked))
+    ids = await frontend.manager.encode_prompt(prompt, add_special_tokens=False, param="input")
     length = LengthFields(
         max_tokens=asked.max_output_tokens,
         max_name="max_output_tokens",
@@ -39,10 +47,11 @@ async def responses(request: web.Request) -> web.StreamResponse:
     )
     logprobs = _logprobs(asked)
     sampling = sampling_params(
-        asked, length, len(ids), frontend.model.limits, logprobs=logprobs, grammar=grammar_of(asked)
+        asked, length, len(ids), frontend.model.limits, logprobs=logprobs, grammar=reading.grammar()
     )
-    answer = ResponseAnswer(frontend, asked, sampling, with_logprobs=logprobs is not None)
-    plan = PromptPlan(ids=ids, sampling=sampling, text=text_options(asked), n=1, rid=answer.id)
+    answer = ResponseAnswer(frontend, asked, sampling, reading, with_logprobs=logprobs is not None)
+    text = reading.text_options(text_options(asked))
+    plan = PromptPlan(ids=ids, sampling=sampling, text=text, n=1, rid=answer.id)
     with frontend.manager.start(plan_samples(frontend, [plan], asked)) as running:
         (answer.sample,) = running.samples
         if asked.stream:
@@ -59,11 +68,9 @@ async def responses(request: web.Request) -> web.StreamResponse:
         return json_response(answer.whole())
 
 
-def _prompt_text(frontend: Frontend, asked: ResponsesRequest) -> str:
+def _prompt(frontend: Frontend, asked: ResponsesRequest) -> str:
     messages = messages_of(asked)
-    extra = dict(asked.chat_template_kwargs or {})
-    if asked.reasoning is not None and asked.reasoning.effort is not None:
-        extra.setdefault("reasoning_effort", asked.reasoning.effort)
+    extra = template_variables(frontend, asked.chat_template_kwargs, effort_of(asked), "reasoning.effort")
     try:
         return render_chat(frontend, messages, add_generation_prompt=True, extra=extra)
     except BadRequest as error:

@@ -9,15 +9,16 @@ from typing import cast
 
 import msgspec
 
-from diptych.engine.wire import SamplingParams, TokenLogprob
+from diptych.engine.wire import SamplingParams
+from diptych.server.chat_reading import Reading
 from diptych.server.errors import ApiError
 from diptych.server.frontend import Frontend
 from diptych.server.logprobs import chat_logprobs
+from diptych.server.message import Content, Piece, Reasoning
 from diptych.server.plan import check_rid
+from diptych.server.responses_output import Fields, ResponseOutput
 from diptych.server.responses_request import ResponsesRequest
 from diptych.server.sample import Sample, SampleDelta, usage
-
-Fields = dict[str, object]
 
 
 def event_frame(event: object) -> bytes:
@@ -36,24 +37,75 @@ class ResponseAnswer:
         frontend: Frontend,
         asked: ResponsesRequest,
         sampling: SamplingParams,
+        reading: Reading,
         *,
         with_logprobs: bool,
     ) -> None:
         self.id = check_rid(asked.rid) if asked.rid is not None else f"resp_{secrets.token_hex(24)}"
-        self._item_id = f"msg_{secrets.token_hex(24)}"
-        self._tokenizer = frontend.tokenizer
-        self._with_logprobs = with_logprobs
         self._asked = asked
         self._sampling = sampling
+        self._tokenizer = frontend.tokenizer
         self._model = frontend.served_name
         self._created = int(time.time())
+        self._parser = reading.parser()
+        self._shows_reasoning = reading.shows_reasoning
+        self._with_logprobs = with_logprobs
+        self._logprobs_given = 0
+        self._output = ResponseOutput(self._new_logprobs)
         self._next_number = 0
-        self._started = False
-
-    # ---- the whole answer -------------------------------------------------------------------------
 
     def whole(self) -> Fields:
-        return self._response(self._status(), [self._item(self._status())])
+        for _ in self._output.feed(self._pieces(self.sample.text, last=True)):
+            pass
+        for _ in self._output.end(self._item_status()):
+            pass
+        return self._response(self._status())
+
+    # ---- events -----------------------------------------------------------------------------------
+
+    def events(self, deltas: Sequence[SampleDelta]) -> Iterator[Fields]:
+        """What to send for this news: at first that the response has begun."""
+        if not self._next_number:
+            yield self._numbered({"type": "created", "response": self._response("in_progress")})
+            yield self._numbered({"type": "in_progress", "response": self._response("in_progress")})
+        for delta in deltas:
+            pieces = self._pieces(delta.text, last=delta.finish is not None)
+            yield from map(self._numbered, self._output.feed(pieces))
+
+    def closing(self) -> Iterator[Fields]:
+        """The end of what is open, then the whole answer once more."""
+        yield from map(self._numbered, self._output.end(self._item_status()))
+        # OpenAI has no name for the end of a response that was aborted from elsewhere.
+        kind = "completed" if self._status() == "completed" else "incomplete"
+        yield self._numbered({"type": kind, "response": self._response(self._status())})
+
+    def failed(self, error: ApiError) -> Iterable[Fields]:
+        reason: Fields = {"code": "server_error", "message": error.message}
+        yield self._numbered({"type": "failed", "response": self._response("failed", reason)})
+
+    def _numbered(self, event: Fields) -> Fields:
+        number = self._next_number
+        self._next_number += 1
+        return {**event, "type": f"response.{event['type']}", "sequence_number": number}
+
+    # ---- the sample -------------------------------------------------------------------------------
+
+    def _pieces(self, text: str, *, last: bool) -> list[Piece]:
+        if self._parser is None:
+            return [Content(text)] if text else []
+        pieces = self._parser.feed(text) + (self._parser.finish() if last else [])
+        if self._shows_reasoning:
+            return pieces
+        return [piece for piece in pieces if not isinstance(piece, Reasoning)]
+
+    def _new_logprobs(self) -> tuple[object, ...]:
+        """Of the message's tokens: those that the model thought in have no place in a response."""
+        if not self._with_logprobs:
+            return ()
+        start = max(self._logprobs_given, self.sample.reasoning_tokens or 0)
+        self._logprobs_given = len(self.sample.logprobs)
+        tokens = self.sample.logprobs[start:]
+        return tuple(cast("list[object]", chat_logprobs(self._tokenizer, tokens)["content"]))
 
     def _status(self) -> str:
         finish = self.sample.finish
@@ -66,7 +118,12 @@ class ResponseAnswer:
                 return "cancelled"
         return "in_progress"
 
-    def _response(self, status: str, output: Sequence[Fields], error: Fields | None = None) -> Fields:
+    def _item_status(self) -> str:
+        return "completed" if self._status() == "completed" else "incomplete"
+
+    # ---- the response object ----------------------------------------------------------------------
+
+    def _response(self, status: str, error: Fields | None = None) -> Fields:
         asked, sampling = self._asked, self._sampling
         ended = status != "in_progress"
         return {
@@ -83,7 +140,7 @@ class ResponseAnswer:
             "max_tool_calls": None,
             "metadata": asked.metadata or {},
             "model": self._model,
-            "output": output,
+            "output": self._output.items,
             "parallel_tool_calls": True,
             "previous_response_id": None,
             "reasoning": {"effort": asked.reasoning.effort if asked.reasoning else None, "summary": None},
@@ -103,67 +160,6 @@ class ResponseAnswer:
         form = self._asked.text.format if self._asked.text else None
         return {"type": "text"} if form is None else form
 
-    def _item(self, status: str) -> Fields:
-        ended = status if status in ("completed", "in_progress") else "incomplete"
-        content = [self._part(self.sample.text, self.sample.logprobs)] if ended != "in_progress" else []
-        return {
-            "id": self._item_id,
-            "type": "message",
-            "role": "assistant",
-            "status": ended,
-            "content": content,
-        }
-
-    def _part(self, text: str, logprobs: Sequence[TokenLogprob]) -> Fields:
-        return {
-            "type": "output_text",
-            "text": text,
-            "annotations": [],
-            "logprobs": self._logprobs(logprobs),
-        }
-
-    def _logprobs(self, tokens: Sequence[TokenLogprob]) -> object:
-        return chat_logprobs(self._tokenizer, tokens)["content"] if self._with_logprobs else []
-
-    # ---- events -----------------------------------------------------------------------------------
-
-    def events(self, deltas: Sequence[SampleDelta]) -> Iterator[Fields]:
-        """What to send for this news: at first that the response and its one message have begun."""
-        if not self._started:
-            self._started = True
-            yield self._event("created", response=self._response("in_progress", []))
-            yield self._event("in_progress", response=self._response("in_progress", []))
-            yield self._event("output_item.added", output_index=0, item=self._item("in_progress"))
-            yield self._part_event("content_part.added", part=self._part("", []))
-        for delta in deltas:
-            logprobs = self._logprobs(delta.logprobs)
-            if delta.text or logprobs:
-                yield self._part_event("output_text.delta", delta=delta.text, logprobs=logprobs)
-
-    def closing(self) -> Iterable[Fields]:
-        """The end of each part, then the whole answer once more."""
-        sample, status = self.sample, self._status()
-        part, item = self._part(sample.text, sample.logprobs), self._item(status)
-        yield self._part_event("output_text.done", text=sample.text, logprobs=part["logprobs"])
-        yield self._part_event("content_part.done", part=part)
-        yield self._event("output_item.done", output_index=0, item=item)
-        # OpenAI has no name for the end of a response that was aborted from elsewhere.
-        yield self._event(
-            "completed" if status == "completed" else "incomplete", response=self._response(status, [item])
-        )
-
-    def failed(self, error: ApiError) -> Iterable[Fields]:
-        reason: Fields = {"code": "server_error", "message": error.message}
-        yield self._event("failed", response=self._response("failed", [], reason))
-
-    def _part_event(self, kind: str, **fields: object) -> Fields:
-        return self._event(kind, item_id=self._item_id, output_index=0, content_index=0, **fields)
-
-    def _event(self, kind: str, **fields: object) -> Fields:
-        number = self._next_number
-        self._next_number += 1
-        return {"type": f"response.{kind}", "sequence_number": number, **fields}
-
 
 def response_usage(sample: Sample) -> Fields:
     """The counts of `usage` by their names on this route."""
@@ -172,6 +168,6 @@ def response_usage(sample: Sample) -> Fields:
         "input_tokens": counts["prompt_tokens"],
         "input_tokens_details": {**cast("Fields", counts["prompt_tokens_details"]), "cache_write_tokens": 0},
         "output_tokens": counts["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": sample.reasoning_tokens or 0},
         "total_tokens": counts["total_tokens"],
     }

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, cast
 
 import msgspec
 
 from diptych.engine.wire import Grammar
 from diptych.server.errors import BadRequest
 from diptych.server.grammar_options import grammar_option, response_format, schema_grammar
-from diptych.server.requests import ABSENT, UNSUPPORTED, ChatMessage, OpenAIRequest, TextPart
+from diptych.server.requests import ABSENT, UNSUPPORTED, ChatMessage, ReasoningFields
 from diptych.server.unsupported import Unsupported
 
 
@@ -66,7 +67,7 @@ Includable = Literal[
 """Only logprobs are ever there to be included."""
 
 
-class ResponsesRequest(OpenAIRequest, kw_only=True):
+class ResponsesRequest(ReasoningFields, kw_only=True):
     input: str | list[InputItem]
     instructions: str | None = None
     max_output_tokens: int | None = None
@@ -114,18 +115,39 @@ def messages_of(asked: ResponsesRequest) -> list[ChatMessage]:
     if isinstance(asked.input, str):
         messages.append(ChatMessage(role="user", content=asked.input))
     else:
-        messages += [_message(item, f"input[{i}]") for i, item in enumerate(asked.input)]
+        messages += _conversation(asked.input)
     if not asked.input:
         raise BadRequest("input is empty", param="input")
     return messages
 
 
+def effort_of(asked: ResponsesRequest) -> str | None:
+    return asked.reasoning.effort if asked.reasoning else None
+
+
+def _conversation(items: Sequence[InputItem]) -> list[ChatMessage]:
+    messages: list[ChatMessage] = []
+    thought: str | None = None
+    for position, item in enumerate(items):
+        param = f"input[{position}]"
+        if item.type == "reasoning":
+            # Belongs to the message after it: two items of one answer.
+            thought = _joined(item.content or "", param, ("reasoning_text",))
+            continue
+        if item.type != "message":
+            raise BadRequest(
+                f"{param}: items of type {item.type[:40]!r} are not supported, only messages and reasoning",
+                param=f"{param}.type",
+            )
+        message = _message(item, param)
+        if thought and message.role == "assistant":
+            message.reasoning_content = thought
+        thought = None
+        messages.append(message)
+    return messages
+
+
 def _message(item: InputItem, param: str) -> ChatMessage:
-    if item.type != "message":
-        raise BadRequest(
-            f"{param}: items of type {item.type[:40]!r} are not supported, only messages",
-            param=f"{param}.type",
-        )
     if item.role not in MESSAGE_ROLES:
         raise BadRequest(
             f"{param}.role must be one of {', '.join(MESSAGE_ROLES)}, got {item.role!r:.40}",
@@ -133,24 +155,29 @@ def _message(item: InputItem, param: str) -> ChatMessage:
         )
     if item.content is None:
         raise BadRequest(f"{param} has no content", param=f"{param}.content")
-    content: str | list[TextPart]
-    if isinstance(item.content, str):
-        content = item.content
-    else:
-        content = [_part(part, f"{param}.content[{i}]") for i, part in enumerate(item.content)]
-    # Checked above; a type checker doesn't see it.
-    return msgspec.convert({"role": item.role, "content": content}, ChatMessage)
+    return ChatMessage(
+        role=cast("Literal['system', 'developer', 'user', 'assistant']", item.role),
+        content=_joined(item.content, param, ("input_text", "output_text", "text", "refusal")),
+    )
 
 
-def _part(part: InputPart, param: str) -> TextPart:
-    text = part.refusal if part.type == "refusal" else part.text
-    if part.type not in ("input_text", "output_text", "text", "refusal"):
-        raise BadRequest(
-            f"{param}: parts of type {part.type[:40]!r} are not supported; text is", param=f"{param}.type"
-        )
-    if text is None:
-        raise BadRequest(f"{param} has no text", param=f"{param}.text")
-    return TextPart(type="text", text=text)
+def _joined(content: str | Sequence[InputPart], param: str, kinds: Sequence[str]) -> str:
+    """The text of parts of these kinds. Raises `BadRequest` naming a part of another."""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for position, part in enumerate(content):
+        at = f"{param}.content[{position}]"
+        if part.type not in kinds:
+            raise BadRequest(
+                f"{at}: parts of type {part.type[:40]!r} are not supported here, only {', '.join(kinds)}",
+                param=f"{at}.type",
+            )
+        text = part.refusal if part.type == "refusal" else part.text
+        if text is None:
+            raise BadRequest(f"{at} has no text", param=f"{at}.text")
+        texts.append(text)
+    return "\n".join(texts)
 
 
 def grammar_of(asked: ResponsesRequest) -> Grammar | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
+from itertools import groupby
 
 import aiohttp
 import pytest
@@ -110,6 +112,42 @@ async def test_events_come_in_the_documented_order_and_add_up_to_the_answer(clie
     assert ids == {stream[2]["item"]["id"]} == {item["item"]["id"]}
 
 
+async def test_thinking_is_an_item_of_its_own(
+    make_worker: Callable[..., Worker], session: aiohttp.ClientSession
+):
+    client = Client(make_worker("colocated", "--reasoning-parser", "qwen3").url, session)
+    body = asked("<think>\nhmm, well\n</think>\n\nYes, 世界.", script={"delay": 0.005}, **LOGPROBS)
+    _, whole = await client.post(ROUTE, body)
+    thought, message = whole["output"]
+    assert (thought["type"], thought["status"], thought["summary"]) == ("reasoning", "completed", [])
+    assert thought["content"] == [{"type": "reasoning_text", "text": "hmm, well"}]
+    assert message["content"][0]["text"] == "Yes, 世界."
+    tokens = "".join(
+        bytes(entry["bytes"]).decode("utf-8", "replace") for entry in message["content"][0]["logprobs"]
+    )
+    assert tokens.startswith("\n\nYes")
+    assert 0 < whole["usage"]["output_tokens_details"]["reasoning_tokens"] < whole["usage"]["output_tokens"]
+    stream = await events(client, body)
+    assert unlike(stream[-1]["response"]) == unlike(whole)
+    kinds = [event["type"].removeprefix("response.") for event in stream]
+    assert [kind for kind, _ in groupby(kinds)] == [
+        *("created", "in_progress"),
+        *("output_item.added", "content_part.added", "reasoning_text.delta"),
+        *("reasoning_text.done", "content_part.done", "output_item.done"),
+        *("output_item.added", "content_part.added", "output_text.delta"),
+        *("output_text.done", "content_part.done", "output_item.done"),
+        "completed",
+    ]
+    for item in (0, 1):
+        mine = [event for event in stream if event.get("output_index") == item]
+        text = "".join(event["delta"] for event in mine if event["type"].endswith(".delta"))
+        assert text == whole["output"][item]["content"][0]["text"]
+    # An answer may go back into the next request as it is.
+    conversation = [{"role": "user", "content": "Is it?"}, *whole["output"]]
+    again = [*conversation, {"role": "user", "content": say("Yes.")}]
+    assert (await client.post(ROUTE, {"input": again}))[0] == 200
+
+
 async def test_the_token_limit_makes_an_answer_incomplete(client: Client):
     body = asked("a b c", ignore_eos=True, max_output_tokens=16)
     _, answer = await client.post(ROUTE, body)
@@ -192,6 +230,7 @@ async def test_a_text_format_is_the_grammar_that_chat_would_ask_for(client: Clie
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "json_object"}}, "regex": "a"}, "regex"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
     ],
 )
 async def test_what_cannot_be_honoured_is_refused_by_name(client: Client, fields: dict, param: str):
@@ -213,7 +252,7 @@ async def test_fields_that_change_no_answer_are_accepted(client: Client):
         "background": False,
         "include": ["reasoning.encrypted_content"],
         "text": {"format": {"type": "text"}, "verbosity": "low"},
-        "reasoning": {"effort": "low", "summary": "auto"},
+        "reasoning": {"summary": "auto"},
         "stream_options": {"include_obfuscation": False},
     }
     status, answer = await client.post(ROUTE, asked(**accepted))
