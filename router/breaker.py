@@ -28,7 +28,7 @@ class BreakerState(enum.StrEnum):
     HALF_OPEN = "half_open"
 
 
-_MOVES = {
+LEGAL_MOVES = {
     BreakerState.CLOSED: {BreakerState.OPEN},
     BreakerState.OPEN: {BreakerState.HALF_OPEN, BreakerState.CLOSED},
     BreakerState.HALF_OPEN: {BreakerState.CLOSED, BreakerState.OPEN},
@@ -106,5 +106,5 @@ class CircuitBreaker:
         return self._clock() - self._opened_at >= get_router().breaker_cooldown
 
     def _move(self, state: BreakerState) -> None:
-        assert state in _MOVES[self._state], f"{self._name}: {self._state} to {state}"
+        assert state in LEGAL_MOVES[self._state], f"{self._name}: {self._state} to {state}"
         self._state = state

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-
 LAST_CHANCE = 0.05
 """Seconds between the end of a wait and the verdict: when the router itself was held up, what has come in
 meanwhile is read first."""

@@ -20,6 +20,7 @@ from diptych.engine.metrics import EngineMetrics
 from diptych.kvtransfer import states
 from diptych.kvtransfer.stats import TransferStats
 from diptych.prefill import request as prefill_request
+from diptych.router import breaker
 from diptych.router.metrics import RouterMetrics
 from diptych.server.metrics import FrontendMetrics
 
@@ -73,7 +74,7 @@ def known_flags() -> set[str]:
         flags.add(leaf.flag)
         if leaf.kind is bool:
             flags.add("--no-" + leaf.flag.removeprefix("--"))
-    for program in ("serving", "compare", "transfer"):
+    for program in ("serving", "compare", "transfer", "routing"):
         flags |= set(re.findall(r'"(--[a-z-]+)"', (ROOT / "bench" / f"{program}.py").read_text()))
     return flags
 
@@ -137,6 +138,7 @@ def table_rows(text: str, heading: str) -> list[list[str]]:
         ("DecodeState", decode_request.LEGAL_MOVES),
         ("SenderState", states.SENDER_MOVES),
         ("ReceiverState", states.RECEIVER_MOVES),
+        ("BreakerState", breaker.LEGAL_MOVES),
     ],
 )
 def test_the_state_tables_are_those_of_the_code(

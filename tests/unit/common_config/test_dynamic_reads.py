@@ -40,6 +40,7 @@ ALLOWED = {
     ): "all error types of NIXL's binding",
     ("diptych.bench.serving:main", "vars"): ARGPARSE,
     ("diptych.bench.baseline:main", "vars"): ARGPARSE,
+    ("diptych.bench.echo_worker:main", "vars"): ARGPARSE,
 }
 
 

@@ -103,7 +103,7 @@ ROUTER = [
     (["--prefill", "http://a:1", "1", "2"], "unexpected argument '2'"),
     (["--prefill=http://a:1 1 2"], "'http://a:1 1 2' is not URL [BOOTSTRAP_PORT]"),
     (["--decode", "ftp://a:1"], "--decode: 'ftp://a:1' is not a URL such as"),
-    (["--policy", "cache"], "--policy: 'cache' is not one of round_robin, random"),
+    (["--policy", "cache"], "--policy: 'cache' is not one of cache_aware, power_of_two, round_robin, random"),
     (["--model-path", "m"], "--model-path is not a flag of launch-router, only of launch-prefill"),
     (["--disable-radix-cache"], "--disable-radix-cache is not a flag of launch-router"),
 ]

@@ -202,7 +202,7 @@ def test_a_child_resolves_the_same_from_its_environment() -> None:
     router = resolve(
         Program.ROUTER, flags=WORKERS, env={**inherited, **environment_of(parent, Program.ROUTER)}
     )
-    assert (router.api_key, router.policy) == ("s3", "round_robin")
+    assert (router.api_key, router.policy) == ("s3", "cache_aware")
 
 
 def test_repeatable_settings_survive_the_environment() -> None:

@@ -9,7 +9,9 @@ from collections import Counter
 
 import pytest
 
+from diptych.common_config import Program, Role, parse_command_line, publish
 from diptych.router.call import Call, parse_fields
+from diptych.router.policies import configured_policy
 from diptych.router.policies.cache_aware import CacheAware, CacheAwareSettings
 from diptych.router.policies.prompt_key import MAX_KEY_BYTES, prompt_key
 from diptych.router.policies.simple import LeastLoaded, PowerOfTwo, Random, RoundRobin
@@ -91,6 +93,21 @@ def test_least_loaded_counts_requests_then_bytes_then_turns():
     candidates[0].end(1)
     candidates[0].begin(9)
     assert policy.pick(candidates, CALL) is candidates[1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "prefill", "decode"),
+    [
+        ([], CacheAware, LeastLoaded),
+        (["--policy", "random"], Random, Random),
+        (["--prefill-policy", "round_robin"], RoundRobin, LeastLoaded),
+        (["--policy", "round_robin", "--decode-policy", "power_of_two"], RoundRobin, PowerOfTwo),
+    ],
+)
+def test_a_side_without_a_policy_of_its_own_has_the_common_one(flags, prefill, decode):
+    publish(parse_command_line(Program.ROUTER, flags), role=Role.ROUTER)
+    assert isinstance(configured_policy(WorkerRole.PREFILL), prefill)
+    assert isinstance(configured_policy(WorkerRole.DECODE), decode)
 
 
 # ---- what stands for a prompt -------------------------------------------------------------------------
