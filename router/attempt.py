@@ -20,14 +20,17 @@ the one that died is told apart from the one that noticed, and one that refused 
 
 
 class Attempt:
-    """As a context manager it leaves no leg behind."""
+    """As a context manager it leaves no leg behind. `keep_prefill`: `prefill_body` will be asked for."""
 
-    def __init__(self, session: aiohttp.ClientSession, pair: Pair, call: Call) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, pair: Pair, call: Call, *, keep_prefill: bool = False
+    ) -> None:
         room = secrets.randbits(63)
         body = call.body(pair.prefill.host, pair.prefill.bootstrap_port, room)
         self._pair = pair
         self._prefill = Leg(session, pair.prefill, call.path, body, call.headers)
         self._decode = Leg(session, pair.decode, call.path, body, call.headers)
+        self._prefill_bytes: bytearray | None = bytearray() if keep_prefill else None
         self._prefill_done: asyncio.Task[None] | None = None
         self._decode_started: asyncio.Task[tuple[aiohttp.ClientResponse, bytes]] | None = None
 
@@ -74,6 +77,15 @@ class Attempt:
         except LegFailure as failure:
             raise self._judged([failure]) from failure.__cause__
 
+    async def prefill_body(self) -> bytes:
+        """All that the prefill worker answers, once it has. Raises LegFailure."""
+        assert self._prefill_done is not None
+        assert self._prefill_bytes is not None, "it wasn't to be kept"
+        await asyncio.wait({self._prefill_done})
+        if failures := self._failures():
+            raise self._judged(failures)
+        return bytes(self._prefill_bytes)
+
     def release_prefill(self) -> asyncio.Task[None]:
         """Hand over the prefill leg: its task goes on reading the body after the attempt has ended."""
         assert self._prefill_done is not None
@@ -118,8 +130,9 @@ class Attempt:
     async def _run_prefill(self) -> None:
         try:
             await self._prefill.start()
-            while await self._prefill.read():
-                pass
+            while chunk := await self._prefill.read():
+                if self._prefill_bytes is not None:
+                    self._prefill_bytes += chunk
         finally:
             self._prefill.close()
 

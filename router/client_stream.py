@@ -9,6 +9,7 @@ import logging
 from aiohttp import web
 
 from diptych.router.errors import RouterError
+from diptych.router.journal import JOURNAL
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +23,7 @@ class ClientStream:
     def __init__(self, request: web.Request, request_id: str) -> None:
         self._request = request
         self._request_id = request_id
+        self.journal = request[JOURNAL]
         self._response: web.StreamResponse | None = None
         self._at_event_end = True
 
@@ -38,6 +40,7 @@ class ClientStream:
     async def write(self, chunk: bytes) -> None:
         assert self._response is not None, "start() comes first"
         await self._response.write(chunk)
+        self.journal.wrote(len(chunk))
         self._at_event_end = chunk.endswith((b"\n\n", b"\r\n\r\n"))
 
     async def finish(self) -> web.StreamResponse:

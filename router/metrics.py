@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from diptych.router.queue_metrics import BreakerMetrics, QueueMetrics
 from diptych.router.workers import Worker
 
 _FIRST_BYTE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+
+_GAP_BUCKETS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.2, 0.4, 0.8, 1.5, 3)
+_WHOLE_BUCKETS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 50, 100, 200, 400)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RouteTimes:
+    """The histograms of one generating route, in seconds."""
+
+    first_byte: Histogram
+    first_token: Histogram
+    gap: Histogram
+    whole: Histogram
+
+    def began(self, seconds: float, *, streams: bool) -> None:
+        """The first byte has gone to the client."""
+        self.first_byte.observe(seconds)
+        if streams:
+            self.first_token.observe(seconds)
 
 
 class RouterMetrics:
@@ -35,13 +56,33 @@ class RouterMetrics:
             ["role", "worker", "kind"],
             registry=self.registry,
         )
-        self.first_byte = Histogram(
-            "diptych_router_first_byte_seconds",
-            "From a generating request's arrival to its first byte sent to the client.",
-            ["route"],
-            buckets=_FIRST_BYTE_BUCKETS,
+        self._worker_requests = Counter(
+            "diptych_router_worker_requests",
+            "Legs sent, by worker: each attempt counts once for either side.",
+            ["role", "worker"],
             registry=self.registry,
         )
+        self._first_byte = self._histogram(
+            "diptych_router_first_byte_seconds",
+            "From a generating request's arrival to its first byte sent to the client.",
+            _FIRST_BYTE_BUCKETS,
+        )
+        self._ttft = self._histogram(
+            "diptych_router_time_to_first_token_seconds",
+            "The same of streams alone.",
+            _FIRST_BYTE_BUCKETS,
+        )
+        self._gap = self._histogram(
+            "diptych_router_inter_token_latency_seconds",
+            "Between two pieces of a stream: a token each, unless the client or the network is slow.",
+            _GAP_BUCKETS,
+        )
+        self._whole = self._histogram(
+            "diptych_router_request_seconds",
+            "From a generating request's arrival to its last byte sent to the client, of complete answers.",
+            _WHOLE_BUCKETS,
+        )
+        self._times: dict[str, RouteTimes] = {}
         self._in_flight = Gauge(
             "diptych_router_worker_in_flight",
             "Requests a worker hasn't finished answering.",
@@ -55,6 +96,19 @@ class RouterMetrics:
             registry=self.registry,
         )
 
+    def times(self, route: str) -> RouteTimes:
+        """Where one route's times go."""
+        if (known := self._times.get(route)) is None:
+            known = self._times[route] = RouteTimes(
+                *(h.labels(route) for h in (self._first_byte, self._ttft, self._gap, self._whole))
+            )
+        return known
+
+    def sent_to(self, *workers: Worker) -> None:
+        """A leg goes to each of them."""
+        for worker in workers:
+            self._worker_requests.labels(worker.role.value, worker.url).inc()
+
     def added(self, worker: Worker) -> None:
         """Report this worker's load and health; read when scraped."""
         labels = (worker.role.value, worker.url)
@@ -64,8 +118,11 @@ class RouterMetrics:
     def removed(self, worker: Worker) -> None:
         """Its series end: workers that come and go on changing addresses must not pile up here."""
         labels = {"role": worker.role.value, "worker": worker.url}
-        for metric in (self._in_flight, self._healthy, self.leg_failures):
+        for metric in (self._in_flight, self._healthy, self.leg_failures, self._worker_requests):
             metric.remove_by_labels(labels)
+
+    def _histogram(self, name: str, documentation: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, documentation, ["route"], buckets=buckets, registry=self.registry)
 
     def exposition(self) -> bytes:
         return bytes(generate_latest(self.registry))

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
 import uuid
 from collections.abc import Awaitable, Callable
 
-import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
@@ -23,10 +20,10 @@ from diptych.httpserver.access import (
     refusal,
 )
 from diptych.httpserver.protocol import BodyTooSlow
+from diptych.router.access_log import log_access
 from diptych.router.errors import RouterError, from_http_exception
+from diptych.router.journal import JOURNAL, REQUEST_ID, Journal
 from diptych.router.metrics import RouterMetrics
-
-access_logger = logging.getLogger("diptych.router.access")
 
 ROUTES = {
     "/health": Access.OPEN,
@@ -54,8 +51,6 @@ ROUTES = {
 """The kind of each route, for `access_of`; every one that takes more than GET is here."""
 
 CLIENT_LEFT = 499
-
-REQUEST_ID = web.RequestKey("request_id", str)
 
 _FORWARDED = ("Authorization", "traceparent", "tracestate")
 
@@ -124,7 +119,8 @@ def make_middleware(metrics: RouterMetrics) -> Middleware:
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         request[REQUEST_ID] = request_id(request)
-        started = time.monotonic()
+        journal = request[JOURNAL] = Journal()
+        response: web.StreamResponse | None = None
         status = 500
         try:
             response = await _answer(request, handler)
@@ -139,14 +135,6 @@ def make_middleware(metrics: RouterMetrics) -> Middleware:
             route = resource.canonical if resource is not None else "unknown"
             metrics.requests.labels(route, str(status)).inc()
             if get_observability().log_requests:
-                line = {
-                    "request_id": request[REQUEST_ID],
-                    "method": request.method,
-                    "path": request.path,
-                    "status": status,
-                    "seconds": round(time.monotonic() - started, 6),
-                    "client": request.remote,
-                }
-                access_logger.info(msgspec.json.encode(line).decode())
+                log_access(request, route, status, journal, response)
 
     return middleware

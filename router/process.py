@@ -12,6 +12,7 @@ from diptych.httpserver.exposure import open_http, warn
 from diptych.httpserver.limits import limits_from_config
 from diptych.httpserver.listen import BoundedSite, make_runner, shown_url
 from diptych.httpserver.tls import TlsError, server_context
+from diptych.router import access_log
 from diptych.router.app import RouterServer
 from diptych.router.workers import WorkerRole
 
@@ -24,6 +25,8 @@ def run() -> int:
         level=get_observability().log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    if get_observability().log_requests:
+        access_log.set_up()
     try:
         asyncio.run(_serve())
     except TlsError as error:

@@ -36,8 +36,10 @@ from diptych.router.call import Call
 from diptych.router.client_stream import ClientStream
 from diptych.router.errors import RouterError
 from diptych.router.legs import FailureKind, LegFailure, relayed_headers
+from diptych.router.merging import EVENT_STREAM, Merged
 from diptych.router.metrics import RouterMetrics
 from diptych.router.pairing import Pair, Pairing
+from diptych.router.prompt_logprobs import prompt_logprobs
 from diptych.router.workers import Worker
 
 logger = logging.getLogger(__name__)
@@ -110,6 +112,8 @@ class Relay:
             if pair.prefill in failed or pair.decode in failed:
                 await asyncio.sleep(backoff)
                 backoff *= 2
+            stream.journal.attempt(pair.prefill.url, pair.decode.url)
+            self._metrics.sent_to(pair.prefill, pair.decode)
             try:
                 return await self._attempt(pair, call, stream)
             except LegFailure as failure:
@@ -125,15 +129,28 @@ class Relay:
                 failed.append(failure.worker)
 
     async def _attempt(self, pair: Pair, call: Call, stream: ClientStream) -> web.StreamResponse:
-        async with Attempt(self._session, pair, call) as attempt:
+        shape = prompt_logprobs(call)
+        times = self._metrics.times(call.path)
+        async with Attempt(self._session, pair, call, keep_prefill=shape is not None) as attempt:
             head, first = await attempt.first_byte()
-            await stream.start(head.status, relayed_headers(head))
+            headers, next_bytes = relayed_headers(head), attempt.next_bytes
+            if shape is not None:
+                merged = Merged(attempt, head, first, shape)
+                first, headers, next_bytes = await merged.begin(), merged.headers, merged.next_bytes
+            await stream.start(head.status, headers)
             if first:
                 await stream.write(first)
-            self._metrics.first_byte.labels(call.path).observe(time.monotonic() - call.received)
-            while chunk := await attempt.next_bytes():
+            last = time.monotonic()
+            streams = head.content_type == EVENT_STREAM
+            times.began(last - call.received, streams=streams)
+            while chunk := await next_bytes():
                 await stream.write(chunk)
+                if streams:
+                    now = time.monotonic()
+                    times.gap.observe(now - last)
+                    last = now
             response = await stream.finish()
+            times.whole.observe(time.monotonic() - call.received)
             self._read_to_the_end(attempt.release_prefill(), call)
             return response
 
