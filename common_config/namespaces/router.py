@@ -142,8 +142,8 @@ class Router(Namespace):
     )
     first_byte_timeout: float | None = leaf(
         None,
-        help="Longest wait for the first byte of an answer, prefill's queue included. An answer that isn't streamed "
-        "begins when it is complete.",
+        help="Longest wait for the first byte of an answer, prefill's queue included. An answer that isn't "
+        "streamed begins when it is complete.",
         unit="seconds",
         gt=0,
         le=86400,
