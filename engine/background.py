@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec
 
 P = ParamSpec("P")
+
+log = logging.getLogger(__name__)
 
 
 class Wakeup:
@@ -55,6 +58,10 @@ class BackgroundPool:
         def run() -> None:
             try:
                 work(*args, **kwargs)
+            except BaseException:
+                # Nobody asks the future that it ends up in.
+                log.exception("work in the background broke off")
+                raise
             finally:
                 self.wakeup.set()
 

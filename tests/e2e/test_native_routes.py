@@ -58,13 +58,18 @@ def colocated(other: Path) -> Iterator[Colocated]:
 
 def answer(client: Any, tokens: int = 6) -> list[int]:
     parameters = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
-    ids: list[int] = client.ok("/generate", {"input_ids": PROMPT, "sampling_params": parameters})["output_ids"]
+    ids: list[int] = client.ok("/generate", {"input_ids": PROMPT, "sampling_params": parameters})[
+        "output_ids"
+    ]
     return ids
 
 
 def test_a_pause_in_place_holds_requests_and_continuing_finishes_them(cluster: Cluster) -> None:
     expected = answer(cluster.client)
-    assert cluster.decode.client.ok("/pause_generation", {"mode": "in_place"}) == {"paused": True, "aborted": 0}
+    assert cluster.decode.client.ok("/pause_generation", {"mode": "in_place"}) == {
+        "paused": True,
+        "aborted": 0,
+    }
     assert cluster.decode.client.get("/server_info")[1]["status"] == "paused"
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(answer, cluster.client)
