@@ -132,6 +132,8 @@ class Leg:
 
     def limit_silence(self, seconds: float) -> None:
         """From now on no wait for bytes may last longer."""
+        if not self._open:  # the body has ended
+            return
 
         def give_up() -> None:
             self._silent_for = seconds
@@ -154,7 +156,7 @@ class Leg:
             raise self._broken(error) from error
         if self._silence is not None:
             self._silence.heard()
-        if not self._proved and self._response.ok:
+        if not self._proved and 200 <= self._response.status < 300:
             self._proved = True
             self.worker.breaker.succeeded()
         if not chunk:

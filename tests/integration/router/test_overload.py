@@ -59,6 +59,30 @@ async def test_decodes_report_of_a_transfer_that_failed_is_charged_to_the_prefil
         assert breakers(router) == ["open", "closed"]
 
 
+async def test_a_report_of_a_failed_transfer_is_no_reason_not_to_try_again_when_prefill_refused(
+    make_worker, kit
+):
+    """Decode's word that prefill gave the room up may be here before prefill's own."""
+    reported = asyncio.Event()
+
+    async def reports_then_answers(request, seen):
+        first = not reported.is_set()
+        reported.set()
+        return await (kit.fails(502, "gave up") if first else kit.answers())(request, seen)
+
+    async def refuses(request, seen):
+        await reported.wait()
+        return await kit.fails(503, "full")(request, seen)
+
+    refusing, willing = await make_worker(refuses), await make_worker(kit.answers())
+    decode = await make_worker(reports_then_answers)
+    async with kit.router([refusing, willing], [decode], "--breaker-failures", "1") as router:
+        async with router.post() as response:
+            assert response.status == 200
+        assert len(decode.seen) == 2
+        assert breakers(router) == ["closed"] * 3
+
+
 @pytest.mark.parametrize("status", [400, 429, 503])
 async def test_what_a_client_or_a_full_worker_causes_opens_no_breaker(make_worker, kit, status):
     prefill, decode = await make_worker(kit.answers()), await make_worker(kit.fails(status, "no"))

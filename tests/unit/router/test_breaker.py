@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from diptych.common_config import Program, Role, parse_command_line, publish
-from diptych.router.blame import guilty
+from diptych.router.blame import guilty, prefer
 from diptych.router.breaker import BreakerState, CircuitBreaker
 from diptych.router.legs import FailureKind, LegFailure
 from diptych.router.workers import Worker, WorkerRole
@@ -138,6 +138,12 @@ def failure(worker, kind, status=0):
 )
 def test_who_is_charged(failures, charged):
     assert guilty(failures, BOTH) == charged
+
+
+def test_the_client_reads_the_cause_rather_than_the_report_of_it():
+    report, cause = failure(DECODE, FailureKind.ERROR, 502), failure(PREFILL, FailureKind.ERROR, 500)
+    assert prefer([report, cause]) is cause
+    assert prefer([report, failure(PREFILL, FailureKind.ERROR, 502)]) is report
 
 
 def test_a_prefill_that_has_done_its_part_is_no_suspect():
