@@ -10,7 +10,8 @@ import time
 import msgspec
 from aiohttp import web
 
-from diptych.router.journal import REQUEST_ID, Journal
+from diptych.httpserver.request_id import REQUEST_ID
+from diptych.router.journal import Journal
 
 access_logger = logging.getLogger("diptych.router.access")
 

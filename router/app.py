@@ -9,14 +9,14 @@ import msgspec
 from aiohttp import web
 
 from diptych.common_config import get_router, get_serving
+from diptych.httpserver.request_id import REQUEST_ID, add_request_id
 from diptych.router.admission import Admission
 from diptych.router.answers import json_response
 from diptych.router.call import Call, parse_fields
 from diptych.router.errors import RouterError
 from diptych.router.info_routes import InfoRoutes
-from diptych.router.journal import REQUEST_ID
 from diptych.router.metrics import RouterMetrics
-from diptych.router.middleware import add_request_id, make_middleware, worker_headers
+from diptych.router.middleware import make_middleware, worker_headers
 from diptych.router.pairing import Pairing
 from diptych.router.proxy import JOINT_SECONDS, Proxy, joint_answer
 from diptych.router.queue_metrics import QueueMetrics

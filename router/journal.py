@@ -32,5 +32,4 @@ class Journal:
         self.sent += size
 
 
-REQUEST_ID = web.RequestKey("request_id", str)
 JOURNAL = web.RequestKey("journal", Journal)

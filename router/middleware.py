@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
@@ -20,9 +19,10 @@ from diptych.httpserver.access import (
     refusal,
 )
 from diptych.httpserver.protocol import BodyTooSlow
+from diptych.httpserver.request_id import HEADER, REQUEST_ID, request_id
 from diptych.router.access_log import log_access
 from diptych.router.errors import RouterError, from_http_exception
-from diptych.router.journal import JOURNAL, REQUEST_ID, Journal
+from diptych.router.journal import JOURNAL, Journal
 from diptych.router.metrics import RouterMetrics
 
 ROUTES = {
@@ -55,14 +55,6 @@ CLIENT_LEFT = 499
 _FORWARDED = ("Authorization", "traceparent", "tracestate")
 
 
-def request_id(request: web.Request) -> str:
-    """The client's X-Request-Id if it is a sane header value, else a new one."""
-    given = request.headers.get("X-Request-Id", "")
-    if 0 < len(given) <= 128 and given.isascii() and given.isprintable():
-        return given
-    return uuid.uuid4().hex
-
-
 def worker_headers(request: web.Request) -> dict[str, str]:
     """Headers for a worker on behalf of this client. The router's own key stands in where the client sent
     none (on routes that need none)."""
@@ -70,7 +62,7 @@ def worker_headers(request: web.Request) -> dict[str, str]:
     own = own_authorization(access_of(ROUTES, request))
     if own is not None:
         headers.setdefault("Authorization", own)
-    headers["X-Request-Id"] = request[REQUEST_ID]
+    headers[HEADER] = request[REQUEST_ID]
     return headers
 
 
@@ -103,12 +95,6 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     except web.HTTPException as error:
         limit = get_serving().max_request_bytes
         return from_http_exception(error, request.method, request.path, limit).response()
-
-
-async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """Signal handler: each answer names its request, streamed ones included."""
-    if REQUEST_ID in request:
-        response.headers["X-Request-Id"] = request[REQUEST_ID]
 
 
 def make_middleware(metrics: RouterMetrics) -> Middleware:

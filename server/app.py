@@ -5,7 +5,8 @@ from __future__ import annotations
 from aiohttp import web
 
 from diptych.common_config import get_serving
-from diptych.server import control, faults, info
+from diptych.httpserver.request_id import add_request_id
+from diptych.server import control, faults, info, native
 from diptych.server.chat import chat_completions
 from diptych.server.completions import completions
 from diptych.server.frontend import FRONTEND, Frontend
@@ -13,6 +14,7 @@ from diptych.server.generate import generate
 from diptych.server.middleware import errors_to_http, observe, require_key
 from diptych.server.responses import responses
 from diptych.server.update_config import update_config
+from diptych.server.weights import update_weights
 
 
 def make_app(frontend: Frontend) -> web.Application:
@@ -21,6 +23,7 @@ def make_app(frontend: Frontend) -> web.Application:
         middlewares=[observe(frontend.manager.metrics), errors_to_http, require_key],
         client_max_size=get_serving().max_request_bytes,
     )
+    app.on_response_prepare.append(add_request_id)
     app[FRONTEND] = frontend
     app.add_routes(
         [
@@ -42,6 +45,11 @@ def make_app(frontend: Frontend) -> web.Application:
             web.post("/flush_cache", control.flush_cache),
             web.post("/abort_request", control.abort_request),
             web.post("/update_config", update_config),
+            web.post("/update_weights_from_disk", update_weights),
+            web.post("/pause_generation", native.pause_generation),
+            web.post("/continue_generation", native.continue_generation),
+            web.post("/start_profile", native.start_profile),
+            web.post("/stop_profile", native.stop_profile),
             web.post("/tokenize", control.tokenize),
             web.post("/detokenize", control.detokenize),
         ]

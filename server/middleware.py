@@ -12,6 +12,7 @@ from aiohttp.typedefs import Handler, Middleware
 from diptych.common_config import get_observability
 from diptych.httpserver.access import ADMIN_REFUSED, KEY_REFUSED, Access, Refusal, access_of, refusal
 from diptych.httpserver.protocol import BodyTooSlow
+from diptych.httpserver.request_id import REQUEST_ID, request_id
 from diptych.server.errors import (
     ApiError,
     BadRequest,
@@ -104,6 +105,7 @@ def observe(metrics: FrontendMetrics) -> Middleware:
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        request[REQUEST_ID] = request_id(request)
         started = time.perf_counter()
         status = CLIENT_LEFT
         try:
@@ -115,8 +117,9 @@ def observe(metrics: FrontendMetrics) -> Middleware:
             route = resource.canonical if resource is not None else "unknown"
             metrics.requests.labels(route, str(status)).inc()
             if get_observability().log_requests:
+                seconds, path = time.perf_counter() - started, request.rel_url.raw_path
                 logger.info(
-                    "%s %s %d %.3f s", request.method, request.path, status, time.perf_counter() - started
+                    "%s %s %d %.3f s id=%s", request.method, path, status, seconds, request[REQUEST_ID]
                 )
 
     return middleware

@@ -127,3 +127,12 @@ async def test_a_key_is_required_everywhere_but_for_health(make_worker, session)
     assert (await client.get("/v1/models/own/name", headers=key))[0] == 200
     async with session.get(worker.url + "/server_info", headers=key) as response:
         assert "s3cret" not in await response.text()
+
+
+async def test_a_request_is_named_in_its_answer_and_by_its_client(client: Client):
+    url = client.url + "/v1/chat/completions"
+    for body in (chat("hi"), chat("hi", stream=True)):
+        async with client.session.post(url, json=body, headers={"X-Request-Id": "mine 1"}) as response:
+            assert response.headers["X-Request-Id"] == "mine 1"
+    async with client.session.get(client.url + "/nope") as response:
+        assert len(response.headers["X-Request-Id"]) == 32
