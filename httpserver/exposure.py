@@ -24,8 +24,8 @@ def open_http(host: str) -> list[str]:
         return []
     if serving.api_key is None and serving.admin_api_key is None:
         return [
-            f"HTTP on {host}:{serving.port} asks for no key: whoever reaches it can generate, flush caches and "
-            "abort the requests of others. Set --api-key (DIPTYCH_API_KEY)."
+            f"HTTP on {host}:{serving.port} asks for no key: whoever reaches it can generate, flush caches "
+            "and abort the requests of others. Set --api-key (DIPTYCH_API_KEY)."
         ]
     if serving.api_key is None:
         return [

@@ -19,6 +19,8 @@ import asyncio
 import contextlib
 import http
 import logging
+import socket
+import struct
 from collections.abc import Callable, Iterator
 
 from aiohttp import web
@@ -41,6 +43,10 @@ class _PeersFault(logging.Filter):
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
         return not isinstance(error, HttpProcessingError | web.RequestPayloadError | ConnectionError)
 
+
+_BYTES_ACKED = struct.Struct("=Q")
+_BYTES_ACKED_AT = 120
+"""Of `tcpi_bytes_acked` in Linux's `struct tcp_info`."""
 
 logger = logging.getLogger(__name__)
 logger.addFilter(_PeersFault())
@@ -96,7 +102,7 @@ class BoundedProtocol(web.RequestHandler):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._stop_unread()
-        self._unread = asyncio.get_running_loop().call_later(self._limits.send_timeout, self._never_read)
+        self._start_unread()
 
     def resume_writing(self) -> None:
         self._stop_unread()
@@ -175,9 +181,28 @@ class BoundedProtocol(web.RequestHandler):
         limit = f"{self._limits.receive_timeout:g} s (--http-receive-timeout)"
         self._refuse(408, f"the request's head did not arrive within {limit}", "timeout")
 
-    def _never_read(self) -> None:
+    def _start_unread(self) -> None:
+        """Buffers are full: see later whether the client has taken anything. Whether there is room again for
+        us to write says too little: the kernel lets megabytes leave first."""
+        taken = self._bytes_taken()
+        self._unread = asyncio.get_running_loop().call_later(
+            self._limits.send_timeout, self._still_unread, taken
+        )
+
+    def _bytes_taken(self) -> int:
+        """What the client's end has acknowledged of all that was ever sent; 0 where Linux doesn't say."""
+        assert self.transport is not None
+        sock = self.transport.get_extra_info("socket")
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.size + _BYTES_ACKED_AT)
+        return int(_BYTES_ACKED.unpack_from(info, _BYTES_ACKED_AT)[0]) if len(info) > _BYTES_ACKED_AT else 0
+
+    def _still_unread(self, taken: int) -> None:
         self._unread = None
-        if self.transport is not None:
+        if self.transport is None:
+            return
+        if self._bytes_taken() > taken:
+            self._start_unread()
+        else:
             logger.info(
                 "%s has not read its answer for %g s (--http-send-timeout): cut off",
                 self.peername,
