@@ -50,6 +50,12 @@ class RouterMetrics:
             ["route", "cause"],
             registry=self.registry,
         )
+        self.retries_exhausted = Counter(
+            "diptych_router_retries_exhausted",
+            "Requests that failed though another attempt was safe: --max-retries were made.",
+            ["route"],
+            registry=self.registry,
+        )
         self.leg_failures = Counter(
             "diptych_router_leg_failures",
             "Legs that ended an attempt, by worker and kind.",

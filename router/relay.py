@@ -122,7 +122,10 @@ class Relay:
                 self._metrics.leg_failures.labels(
                     failure.worker.role.value, failure.worker.url, failure.kind.value
                 ).inc()
-                if stream.started or not failure.not_run or len(failed) >= get_router().max_retries:
+                if stream.started or not failure.not_run:
+                    raise
+                if len(failed) >= get_router().max_retries:
+                    self._metrics.retries_exhausted.labels(call.path).inc()
                     raise
                 logger.warning("request %s is tried again: %s", call.request_id, failure)
                 self._metrics.retries.labels(call.path, failure.kind.value).inc()

@@ -66,6 +66,8 @@ async def test_retries_end_after_max_retries_and_name_the_leg_and_its_reason(mak
         assert response.status == 503
         assert response.headers["Retry-After"] == "1"
         message = (await response.json())["error"]["message"]
+        exhausted = 'diptych_router_retries_exhausted_total{route="/v1/completions"}'
+        assert await router.metric(exhausted) == 1
     assert f"prefill worker {prefill.url}" in message
     assert "pool is full" in message
     assert len(prefill.seen) == 4
