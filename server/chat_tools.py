@@ -12,6 +12,7 @@ from diptych.engine.wire import Grammar
 from diptych.server.errors import BadRequest
 from diptych.server.frontend import Frontend
 from diptych.server.requests import ChatRequest, FunctionTool, NamedTool, Tool
+from diptych.server.schema_check import problem
 from diptych.server.structural_tags import as_format, either, structural_tag
 from diptych.server.tools.parser import ToolParser
 
@@ -49,14 +50,8 @@ class ToolUse:
         strict = next((at for at, tool in enumerate(self.functions.values()) if tool.strict), None)
         if strict is None:
             return None
-        param = f"tools[{strict}].function.strict"
         form = self.parser.free_structure(tools, parallel=parallel)
-        if form is None:
-            raise BadRequest(
-                f"{param}: this model's calls can't be held to their schemas unless tool_choice asks for one",
-                param=param,
-            )
-        return structural_tag(form, param)
+        return structural_tag(form, f"tools[{strict}].function.strict")
 
 
 def tool_use(frontend: Frontend, asked: ChatRequest) -> ToolUse | None:
@@ -108,12 +103,13 @@ def _functions(tools: Sequence[Mapping[str, object]]) -> dict[str, FunctionTool]
             raise BadRequest(
                 f"{param}.function.name: {function.name!r} is there twice", param=f"{param}.function.name"
             )
-        _check_schema(function.parameters or {}, f"{param}.function.parameters")
+        _check_schema(function, f"{param}.function.parameters")
         functions[function.name] = function
     return functions
 
 
-def _check_schema(schema: Mapping[str, object], param: str) -> None:
+def _check_schema(function: FunctionTool, param: str) -> None:
+    schema = function.parameters or {}
     if schema.get("type", "object") != "object":
         raise BadRequest(f"{param} must be the JSON schema of an object", param=param)
     properties = schema.get("properties", {})
@@ -123,6 +119,10 @@ def _check_schema(schema: Mapping[str, object], param: str) -> None:
     required = schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         raise BadRequest(f"{param}.required must be a list of names", param=f"{param}.required")
+    # Without `strict` a schema is kept as far as it can be, as OpenAI does.
+    found = problem(schema) if function.strict else None
+    if found is not None:
+        raise BadRequest(f"{param}: {found}, as strict asks for", param=param)
 
 
 def _callable(function: FunctionTool) -> dict[str, object]:

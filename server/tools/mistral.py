@@ -25,6 +25,11 @@ class MistralParser(ToolParser):
         calls = one_or_more(tags, ", ", parallel=parallel)
         return {"type": "tag", "begin": f"{CALLS}[", "content": calls, "end": "]"}
 
+    @classmethod
+    def free_structure(cls, tools: Sequence[Mapping[str, object]], *, parallel: bool) -> dict[str, object]:
+        calls = cls.structure(tools, parallel=parallel)
+        return {"type": "triggered_tags", "triggers": [CALLS], "tags": [calls], "stop_after_first": True}
+
     def _new_id(self) -> str:
         # Mistral's templates refuse a conversation with ids of another form.
         return secrets.token_hex(5)[:9]

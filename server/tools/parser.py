@@ -103,11 +103,9 @@ class ToolParser(abc.ABC):
         these functions. Each has its `name` and the JSON schema of its `parameters`."""
 
     @classmethod
-    def free_structure(
-        cls, tools: Sequence[Mapping[str, object]], *, parallel: bool
-    ) -> dict[str, object] | None:
-        """The same for a text that may also be something else. None where no grammar can tell them apart."""
-        return None
+    @abc.abstractmethod
+    def free_structure(cls, tools: Sequence[Mapping[str, object]], *, parallel: bool) -> dict[str, object]:
+        """The same for a text that may also be, or begin with, something else."""
 
     @abc.abstractmethod
     def _section(self, first: str) -> Steps[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,9 +11,27 @@ import pytest
 from support.client import Client
 from support.cluster import MODEL, Cluster, Colocated
 
-FLAGS = ("--dtype", "float32", "--max-total-tokens", "16384", "--max-running-requests", "16")
+FLAGS = (
+    *("--dtype", "float32", "--max-total-tokens", "16384", "--max-running-requests", "16"),
+    *("--tool-call-parser", "hermes"),
+)
 
 CHAT = [{"role": "user", "content": "Write three sentences about a lighthouse."}]
+
+KEEPER = {
+    "name": "find_keeper",
+    "parameters": {
+        "type": "object",
+        "properties": {"lighthouse": {"type": "string", "maxLength": 20}, "night": {"type": "boolean"}},
+        "required": ["lighthouse", "night"],
+        "additionalProperties": False,
+    },
+}
+TOOLS = {
+    "tools": [{"type": "function", "function": KEEPER}, {"type": "function", "function": {"name": "ring"}}],
+    "parallel_tool_calls": False,
+    "max_tokens": 120,
+}
 
 CASES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
@@ -36,6 +55,12 @@ CASES: dict[str, dict[str, Any]] = {
     "one token": {"temperature": 0, "max_tokens": 1},
     "one token with logprobs": {"temperature": 0, "max_tokens": 1, "logprobs": True, "top_logprobs": 2},
     "two samples": {"temperature": 1.0, "n": 2},
+    "required call": {"temperature": 0.8, **TOOLS, "tool_choice": "required"},
+    "named call": {
+        "temperature": 1.2,
+        **TOOLS,
+        "tool_choice": {"type": "function", "function": {"name": "find_keeper"}},
+    },
 }
 
 
@@ -86,6 +111,7 @@ def both(cluster: Cluster, colocated: Colocated) -> tuple[Served, Served]:
     both: tuple[Served, Served] = (cluster, colocated)
     for served in both:
         served.client.ok("/v1/chat/completions", chat_body("one token"))
+        served.client.ok("/v1/chat/completions", chat_body("one token") | {"tools": TOOLS["tools"]})
     return both
 
 
@@ -116,7 +142,22 @@ def test_chat(chats: Pairs, case: str) -> None:
     (status, answer), theirs = chats[case]
     assert status == 200, answer
     same((status, answer), theirs)
-    assert answer["choices"][0]["message"]["content"] or case == "stop token"
+    message = answer["choices"][0]["message"]
+    assert message["content"] or message.get("tool_calls") or case == "stop token"
+
+
+def test_forced_calls_keep_their_schema(chats: Pairs) -> None:
+    for case, reason in (("required call", "tool_calls"), ("named call", "stop")):
+        (choice,) = chats[case][0][1]["choices"]
+        assert (choice["finish_reason"], choice["message"]["content"]) == (reason, None)
+        (call,) = choice["message"]["tool_calls"]
+        arguments = json.loads(call["function"]["arguments"])
+        if call["function"]["name"] == "ring":
+            assert (case, arguments) == ("required call", {})
+        else:
+            types = {name: type(value) for name, value in arguments.items()}
+            assert types == {"lighthouse": str, "night": bool}
+            assert len(arguments["lighthouse"]) <= 20
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -125,8 +166,14 @@ def test_streamed_chat_carries_the_same(chats: Pairs, streamed_chats: Pairs, cas
         choices: dict[int, dict[str, Any]] = {}
         for event in events:
             for part in event["choices"]:
-                choice = choices.setdefault(part["index"], {"text": "", "finish": None, "logprobs": []})
+                choice = choices.setdefault(
+                    part["index"], {"text": "", "finish": None, "logprobs": [], "calls": {}}
+                )
                 choice["text"] += part["delta"].get("content") or ""
+                for piece in part["delta"].get("tool_calls", ()):
+                    call = choice["calls"].setdefault(piece["index"], {"name": "", "arguments": ""})
+                    for key, more in piece["function"].items():
+                        call[key] += more
                 choice["finish"] = part["finish_reason"] or choice["finish"]
                 if part.get("logprobs"):
                     choice["logprobs"] += part["logprobs"]["content"]
@@ -140,8 +187,11 @@ def test_streamed_chat_carries_the_same(chats: Pairs, streamed_chats: Pairs, cas
     assert status == 200, whole
     assert reassembled(ours).keys() == {choice["index"] for choice in whole["choices"]}
     for choice in whole["choices"]:
-        assert reassembled(ours)[choice["index"]]["text"] == choice["message"]["content"]
-        assert reassembled(ours)[choice["index"]]["finish"] == choice["finish_reason"]
+        streamed, message = reassembled(ours)[choice["index"]], choice["message"]
+        assert streamed["text"] == (message["content"] or "")
+        calls = [call["function"] for call in message.get("tool_calls", ())]
+        assert list(streamed["calls"].values()) == calls
+        assert streamed["finish"] == choice["finish_reason"]
 
 
 COMPLETIONS: dict[str, dict[str, Any]] = {

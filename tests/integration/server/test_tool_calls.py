@@ -257,6 +257,10 @@ async def test_a_free_answer_has_a_grammar_only_if_something_asks_for_one(client
             "tools[0].function.parameters.properties",
         ),
         ({"tools": [function("f", parameters={"required": "x"})]}, "tools[0].function.parameters.required"),
+        (
+            {"tools": [function("f", strict=True, parameters={"not": {}})]},
+            "tools[0].function.parameters",
+        ),
         ({"tools": {}}, "tools"),
         ({"tool_choice": "always"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),

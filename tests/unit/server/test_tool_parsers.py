@@ -345,10 +345,9 @@ def test_what_the_grammar_makes_the_parser_reads(name: str) -> None:
     assert len(read(parser(name), [SEVERAL[name]]).calls) == 2
 
 
-@pytest.mark.parametrize("name", ["hermes", "llama3_json", "pythonic"])
+@pytest.mark.parametrize("name", TOOL_PARSERS)
 def test_strict_schemas_hold_calls_but_not_other_answers(name: str) -> None:
     form = TOOL_PARSERS[name].free_structure(SCHEMAS, parallel=True)
-    assert form is not None
     assert accepts(form, "Hello, world.")
     assert accepts(form, SEVERAL[name])
     assert not accepts(form, FORCED[name][0].replace("1", '"one"'))
@@ -356,5 +355,4 @@ def test_strict_schemas_hold_calls_but_not_other_answers(name: str) -> None:
 
 def test_one_call_alone_where_strict_calls_are_not_parallel() -> None:
     form = TOOL_PARSERS["hermes"].free_structure(SCHEMAS, parallel=False)
-    assert form is not None
     assert not accepts(form, SEVERAL["hermes"])

@@ -16,6 +16,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from diptych.common_config import override_config, readback
 from diptych.engine import wire
 from diptych.server.app import make_app
+from diptych.server.chat_template import ChatTemplate
 from diptych.server.config_overlay import ConfigOverlay
 from diptych.server.errors import Unavailable
 from diptych.server.frontend import Frontend, ModelFacts, WorkerKind
@@ -64,7 +65,7 @@ class Engine:
 
 
 @asynccontextmanager
-async def engine(tokenizer: Tokenizer) -> AsyncIterator[Engine]:
+async def engine(tokenizer: Tokenizer, template: str | None = None) -> AsyncIterator[Engine]:
     link = SchedulerLink()
     manager = TokenizerManager(link, tokenizer, FrontendMetrics(), ConfigOverlay(), prefill=False)
     facts = ModelFacts(
@@ -78,10 +79,11 @@ async def engine(tokenizer: Tokenizer) -> AsyncIterator[Engine]:
         kind=WorkerKind.COLOCATED,
         model=facts,
         manager=manager,
-        chat_template=None,
+        chat_template=None if template is None else ChatTemplate(template, {}),
         created=0,
         find_weights=lambda path, load_format: Path(path),
     )
+    frontend.detect_parsers()
     heard: list[str] = []
     tasks = [
         asyncio.create_task(manager.receive()),
@@ -134,6 +136,29 @@ async def test_changes_of_one_engine_are_not_seen_by_the_other(
             assert (info["served_model_name"], info["weight_version"]) == ("m", "7")
             assert one.heard == ["error", "info"]
             assert logging.getLogger().level == logging.INFO
+
+
+async def parsers(one: Engine) -> tuple[str, str]:
+    info = await one.ask("/server_info")
+    return info["tool_call_parser"], info["reasoning_parser"]
+
+
+async def test_each_engine_reads_answers_as_its_own_template_says(tokenizer: Tokenizer) -> None:
+    qwen, mistral = "{{ tools }}<tool_call></tool_call><think></think>", "{{ tools }}[TOOL_CALLS]"
+    with override_config(model_path="/models/m", api_key="s3cret-of-two"):
+        bags = readback()["bags"]
+        async with engine(tokenizer, qwen) as one, engine(tokenizer, mistral) as other:
+            assert await parsers(one) == ("hermes", "qwen3")
+            assert await parsers(other) == ("mistral", "none")
+            detected = (await one.ask("/server_info"))["engine_overlay"]["values"]
+            assert detected == {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
+        async with engine(tokenizer) as plain:
+            assert await parsers(plain) == ("none", "none")
+        assert readback()["bags"] == bags
+    told = {"tool_call_parser": "pythonic", "reasoning_parser": "none"}
+    with override_config(model_path="/models/m", api_key="s3cret-of-two", **told):
+        async with engine(tokenizer, qwen) as one:
+            assert await parsers(one) == ("pythonic", "none")
 
 
 async def test_without_its_scheduler_an_engine_changes_nothing(
