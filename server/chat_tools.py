@@ -56,7 +56,7 @@ class ToolUse:
 
 def tool_use(frontend: Frontend, asked: ChatRequest) -> ToolUse | None:
     """None when the model shall not know of tools. Raises `BadRequest` naming the field."""
-    functions = _functions(asked.tools or [])
+    functions = checked_functions(asked.tools or [])
     choice = asked.tool_choice
     if not functions:
         if choice not in (None, "none", "auto"):
@@ -86,7 +86,8 @@ def tool_use(frontend: Frontend, asked: ChatRequest) -> ToolUse | None:
     )
 
 
-def _functions(tools: Sequence[Mapping[str, object]]) -> dict[str, FunctionTool]:
+def checked_functions(tools: Sequence[Mapping[str, object]]) -> dict[str, FunctionTool]:
+    """By name. Raises `BadRequest` naming the first that is no function tool."""
     functions: dict[str, FunctionTool] = {}
     for position, given in enumerate(tools):
         param = f"tools[{position}]"

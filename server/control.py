@@ -11,6 +11,7 @@ from aiohttp import web
 from diptych.engine.wire import FlushCache, SamplingParams
 from diptych.server.body import read_json
 from diptych.server.chat_prompt import render_chat
+from diptych.server.chat_tools import checked_functions
 from diptych.server.errors import BadRequest, DeadlineExceeded, Unavailable
 from diptych.server.frontend import FRONTEND, WorkerKind
 from diptych.server.plan import PromptPlan, plan_samples
@@ -88,8 +89,13 @@ async def tokenize(request: web.Request) -> web.Response:
     special = asked.add_special_tokens
     tokens: list[int] | list[list[int]]
     if asked.messages is not None:
+        checked_functions(asked.tools or [])
         text = render_chat(
-            frontend, asked.messages, add_generation_prompt=asked.add_generation_prompt is not False
+            frontend,
+            asked.messages,
+            add_generation_prompt=asked.add_generation_prompt is not False,
+            tools=asked.tools or (),
+            extra=asked.chat_template_kwargs,
         )
         tokens = await frontend.manager.encode(text, add_special_tokens=bool(special))
         count: int | list[int] = len(tokens)

@@ -209,6 +209,8 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     prompt: str | list[str] | None = None
     messages: list[ChatMessage] | None = None
+    tools: list[dict[str, object]] | None = None
+    chat_template_kwargs: dict[str, object] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
 

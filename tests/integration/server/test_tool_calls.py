@@ -320,6 +320,13 @@ async def test_a_template_without_tools_gets_them_in_a_system_message(client: Cl
     assert "<|im_start|>user\n<tool_response>\n20 degrees\n</tool_response><|im_end|>" in rest
 
 
+async def test_tokenize_shows_the_same_prompt(client: Client):
+    messages = [{"role": "user", "content": say("Hi")}]
+    await client.post(ROUTE, {"messages": messages, "tools": TOOLS})
+    _, answer = await client.post("/tokenize", {"messages": messages, "tools": TOOLS})
+    assert answer["tokens"] == (await sent(client))["prompt_ids"]
+
+
 # ---- thinking ---------------------------------------------------------------------------------------
 
 
