@@ -45,11 +45,19 @@ SLOW_JOINT = ("/update_weights_from_disk", "/stop_profile")
 """May take as long as a request."""
 
 
+IDLE_SECONDS = 3.0
+"""How long an idle connection to a worker is kept for the next request. A worker that closes one just when a
+request goes out on it breaks that request, and nobody can be sure then that it hasn't run. So less than the
+5 s of common servers, and than the 75 s of ours."""
+
+
 def client_session() -> aiohttp.ClientSession:
     """For all calls to workers: any number of connections, streams of any length, bytes untouched."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(
-            limit=0, socket_factory=worker_sockets(get_router().dead_peer_timeout)
+            limit=0,
+            socket_factory=worker_sockets(get_router().dead_peer_timeout),
+            keepalive_timeout=IDLE_SECONDS,
         ),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=get_router().connect_timeout),
         auto_decompress=False,
