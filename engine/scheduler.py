@@ -78,7 +78,7 @@ class Scheduler(ABC):
         self.runner = parts.runner
         self.pool: KVPool = parts.runner.pool
         self.metrics = EngineMetrics(parts.registry)
-        self.metrics.follow(self.load)
+        self.metrics.follow(self._whole_load)
         self.requests: dict[str, Request] = {}
         self.max_requests = parts.max_requests
         self._frontend = parts.frontend
@@ -91,7 +91,7 @@ class Scheduler(ABC):
                 settled=self.settled,
                 flush_cache=self.pool.flush_cache,
                 metrics=self.metrics.exposition,
-                load=self.load,
+                load=self._whole_load,
                 # What was asked, what is in effect, and what the runner was built with.
                 config=lambda: {**readback(), "runner": asdict(self.runner.facts)},
                 adopt=self._adopt,
@@ -126,6 +126,11 @@ class Scheduler(ABC):
     @abstractmethod
     def load(self) -> dict[str, int]:
         """See `wire.StateReply.load`."""
+
+    def _whole_load(self) -> dict[str, int]:
+        """With those who wait for their grammar."""
+        load = self.load()
+        return load | {"num_waiting_reqs": load["num_waiting_reqs"] + len(self._waiting)}
 
     def wait_seconds(self) -> float | None:
         """How long the loop may sleep without news; None is for ever."""

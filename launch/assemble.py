@@ -24,7 +24,7 @@ from diptych.common_config import (
     get_schedule,
     turn_off_chunked_prefix_cache,
 )
-from diptych.engine.grammar import Grammars
+from diptych.engine.grammar import CompilerLink, Grammars
 from diptych.engine.kv_layout import Fingerprint, KVLayout
 from diptych.engine.kv_pool import KVPool
 from diptych.engine.models.config import ModelConfig
@@ -173,12 +173,8 @@ def build_grammars(runner: ModelRunner, model_dir: Path) -> Grammars | None:
     if get_exec().grammar.grammar_backend == "none":
         return None
     config = runner.model.config
-    return Grammars(
-        model_dir,
-        vocab_size=config.vocab_size,
-        end_ids=config.eos_token_ids,
-        timeout=get_exec().grammar.grammar_compile_timeout,
-    )
+    link = CompilerLink(model_dir, vocab_size=config.vocab_size, end_ids=config.eos_token_ids)
+    return Grammars(link, timeout=get_exec().grammar.grammar_compile_timeout)
 
 
 def build_prompt_queue(runner: ModelRunner, keep_free: Callable[[], int]) -> PromptQueue:

@@ -15,6 +15,7 @@ import msgspec
 from diptych.engine.wire import Grammar
 from diptych.server.errors import BadRequest
 from diptych.server.requests import ABSENT, GrammarFields
+from diptych.server.schema_check import problem
 
 MAX_GRAMMAR_BYTES = 1 << 20
 MAX_CHOICES = 4096
@@ -113,8 +114,9 @@ def choice_grammar(choices: list[str], param: str) -> Grammar | None:
         raise BadRequest(f"{param} has {len(choices)} choices; at most {MAX_CHOICES} work", param=param)
     if "" in choices:
         raise BadRequest(f"{param} contains an empty string", param=param)
-    # JSON's escapes are among those of a GBNF string.
-    return Grammar("ebnf", "root ::= " + " | ".join(map(json.dumps, dict.fromkeys(choices))), param)
+    # JSON's escapes are those of a GBNF string too, but for pairs of surrogates.
+    quoted = [json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(choices)]
+    return Grammar("ebnf", "root ::= " + " | ".join(quoted), param)
 
 
 def _asked(fields: GrammarFields, prefix: str) -> Iterator[Grammar]:
@@ -204,8 +206,12 @@ def _unquoted(given: msgspec.Raw, param: str) -> str | None:
 
 
 def _require_schema(text: str, param: str) -> None:
-    if not isinstance(_decode(text, object, param), dict | bool):
+    schema = _decode(text, object, param)
+    if not isinstance(schema, dict | bool):
         raise BadRequest(f"{param} must hold a JSON schema, which is an object", param=param)
+    found = problem(schema)
+    if found is not None:
+        raise BadRequest(f"{param}: {found}", param=param)
 
 
 def _absent(given: msgspec.Raw) -> bool:

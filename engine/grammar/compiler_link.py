@@ -24,28 +24,34 @@ from diptych.engine.grammar.frames import (
 )
 from diptych.engine.wire import Grammar
 
+_SETTLING_SECONDS = 0.2
+"""A process that was killed is gone by then."""
+
 
 class CompilerLink:
     """Used by several threads: each job has a connection of its own. The process starts with the first job,
     and again if it was ended from outside."""
 
-    def __init__(self, model_dir: Path, *, vocab_size: int, stop_ids: list[int], timeout: float) -> None:
-        """`timeout`: seconds that one grammar may take."""
-        self._setup = CompilerSetup(model_dir=str(model_dir), vocab_size=vocab_size, stop_ids=stop_ids)
-        self._timeout = timeout
+    def __init__(self, model_dir: Path, *, vocab_size: int, end_ids: Collection[int]) -> None:
+        """`vocab_size` and `end_ids`: the model's, logits of one token and end-of-sequence tokens."""
+        self.model_dir = model_dir
+        self.vocab_size = vocab_size
+        self.end_ids = sorted({token_id for token_id in end_ids if 0 <= token_id < vocab_size})
+        self._setup = CompilerSetup(model_dir=str(model_dir), vocab_size=vocab_size, end_ids=self.end_ids)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._orders: socket.socket | None = None
         self._closed = False
 
     def start(self) -> None:
-        """Nothing if it runs. Raises OSError."""
+        """Nothing if it runs. Linux ends it with the thread that calls this. Raises OSError."""
         with self._lock:
             self._started()
 
-    def compile(self, grammar: Grammar, spelled: Collection[int]) -> str:
-        """The compiled grammar, serialised. Raises `GrammarRefused`, and OSError without a process."""
-        job = CompileJob(grammar=grammar, spelled=sorted(spelled), timeout=self._timeout)
+    def compile(self, grammar: Grammar, spelled: Collection[int], *, timeout: float) -> str:
+        """The compiled grammar, serialised. `timeout` in seconds. Raises `GrammarRefused`, and OSError
+        without a process."""
+        job = CompileJob(grammar=grammar, spelled=sorted(spelled), timeout=timeout)
         ours, theirs = socket.socketpair()
         with ours, ours.makefile("rwb") as pipe:
             with theirs, self._lock:
@@ -62,14 +68,16 @@ class CompilerLink:
                 raise GrammarRefused(message)
             case Unusable(message):
                 raise GrammarRefused(f"xgrammar can't be loaded: {message}", status=503)
-        raise self._unanswered()
+        raise self._unanswered(timeout)
 
-    def _unanswered(self) -> GrammarRefused:
-        with self._lock:
-            if self._process is None or self._process.poll() is not None:
+    def _unanswered(self, timeout: float) -> GrammarRefused:
+        """The job's process has ended, alone or with all."""
+        process = self._process
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if process is None or process.wait(_SETTLING_SECONDS) is not None:
                 return GrammarRefused("the process that compiles grammars has ended", status=503)
         return GrammarRefused(
-            f"it can't be compiled within {self._timeout:g} s and the memory that a grammar may take"
+            f"it can't be compiled within {timeout:g} s and the memory that a grammar may take"
         )
 
     def _started(self) -> socket.socket:

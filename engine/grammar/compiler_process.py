@@ -54,7 +54,8 @@ def main() -> int:
     os.nice(NICENESS)
     parent = os.getpid()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    with orders.makefile("rb") as pipe:
+    # Unbuffered: the first job may come right behind, and its descriptor with its byte.
+    with orders.makefile("rb", buffering=0) as pipe:
         setup = read_frame(pipe, SETUPS)
         if setup is None:
             return 0
@@ -121,7 +122,7 @@ class _Compilers:
         return Compiled(text)
 
     def _make(self, spelled: Collection[int]) -> xgrammar.GrammarCompiler:
-        info = tokenizer_info(self._vocabulary, self._setup.stop_ids, spelled)
+        info = tokenizer_info(self._vocabulary, self._setup.end_ids, spelled)
         return self._library.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
     def _begins(self, compiled: xgrammar.CompiledGrammar) -> bool:

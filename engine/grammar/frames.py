@@ -19,7 +19,7 @@ class CompilerSetup(msgspec.Struct, frozen=True, kw_only=True):
 
     model_dir: str
     vocab_size: int
-    stop_ids: list[int]
+    end_ids: list[int]
 
 
 class CompileJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ REPLIES: msgspec.msgpack.Decoder[Compiled | Refused | Unusable] = msgspec.msgpac
 
 
 class Reads(Protocol):
-    def read(self, size: int, /) -> bytes: ...
+    def read(self, size: int, /) -> bytes | None: ...
 
 
 class Writes(Protocol):
@@ -70,10 +70,21 @@ def write_frame(pipe: Writes, message: msgspec.Struct) -> None:
 
 
 def read_frame(pipe: Reads, decoder: msgspec.msgpack.Decoder[T]) -> T | None:
-    """None when the other end is gone."""
-    header = pipe.read(_LENGTH.size)
-    if len(header) < _LENGTH.size:
+    """None when the other end is gone. Of an unbuffered pipe nothing beyond the frame is read."""
+    header = _read(pipe, _LENGTH.size)
+    if header is None:
         return None
     (length,) = _LENGTH.unpack(header)
-    data = pipe.read(length)
-    return None if len(data) < length else decoder.decode(data)
+    data = _read(pipe, length)
+    return None if data is None else decoder.decode(data)
+
+
+def _read(pipe: Reads, size: int) -> bytes | None:
+    parts: list[bytes] = []
+    while size:
+        part = pipe.read(size)
+        if not part:
+            return None
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)

@@ -6,9 +6,7 @@ import hashlib
 import queue
 import threading
 from collections import OrderedDict
-from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diptych.engine.background import BackgroundPool
@@ -42,14 +40,11 @@ class Grammars:
 
     Nothing is loaded or started before the first grammar comes."""
 
-    def __init__(self, model_dir: Path, *, vocab_size: int, end_ids: Collection[int], timeout: float) -> None:
-        """`end_ids`: the model's end-of-sequence tokens. `timeout`: seconds that compiling one grammar may
-        take."""
-        self._model_dir = model_dir
-        self._vocab_size = vocab_size
-        self._end_ids = sorted({token_id for token_id in end_ids if 0 <= token_id < vocab_size})
+    def __init__(self, link: CompilerLink, *, timeout: float) -> None:
+        """`timeout`: seconds that compiling one grammar may take."""
+        self._link = link
+        self._timeout = timeout
         self._pool = BackgroundPool(threads=AT_ONCE, name="grammar")
-        self._link = CompilerLink(model_dir, vocab_size=vocab_size, stop_ids=self._end_ids, timeout=timeout)
         self._lock = threading.Lock()
         """Guards `_vocabulary` and `_infos`, which the threads share."""
         self._vocabulary: Vocabulary | None = None
@@ -81,8 +76,8 @@ class Grammars:
         control = self._vocabulary.special.keys() & set(sampling.stop_token_ids)
         return Matcher(
             known.compiled,
-            vocab_size=self._vocab_size,
-            end_ids={*self._end_ids, *control},
+            vocab_size=self._link.vocab_size,
+            end_ids={*self._link.end_ids, *control},
             stop_ids=sampling.stop_token_ids,
             param=grammar.param,
         )
@@ -116,7 +111,7 @@ class Grammars:
     def _start(self, key: bytes, grammar: Grammar) -> None:
         if key in self._compiling:
             return
-        if not self._end_ids:
+        if not self._link.end_ids:
             raise GrammarRefused("the model has no end-of-sequence token that could end a grammar's text")
         if len(self._compiling) >= MAX_COMPILING:
             raise GrammarRefused(f"{len(self._compiling)} grammars wait to be compiled", status=503)
@@ -141,9 +136,9 @@ class Grammars:
 
         with self._lock:
             if self._vocabulary is None:
-                self._vocabulary = Vocabulary.from_dir(self._model_dir, self._vocab_size)
+                self._vocabulary = Vocabulary.from_dir(self._link.model_dir, self._link.vocab_size)
             spelled = self._vocabulary.spelled_in(grammar.text)
-        text = self._link.compile(grammar, spelled)
+        text = self._link.compile(grammar, spelled, timeout=self._timeout)
         compiled = xgrammar.CompiledGrammar.deserialize_json(text, self._info(spelled))
         return _Ready(compiled, len(text))
 
@@ -151,7 +146,7 @@ class Grammars:
         with self._lock:
             assert self._vocabulary is not None
             if spelled not in self._infos:
-                self._infos[spelled] = tokenizer_info(self._vocabulary, self._end_ids, spelled)
+                self._infos[spelled] = tokenizer_info(self._vocabulary, self._link.end_ids, spelled)
             self._infos.move_to_end(spelled)
             while len(self._infos) > _MAX_VOCABULARIES:
                 self._infos.popitem(last=False)

@@ -46,7 +46,7 @@ class Vocabulary:
 
 
 def tokenizer_info(
-    vocabulary: Vocabulary, stop_ids: Sequence[int], spelled: Collection[int]
+    vocabulary: Vocabulary, end_ids: Sequence[int], spelled: Collection[int]
 ) -> xgrammar.TokenizerInfo:
     """Special tokens but those of `spelled` are no text: inside a JSON string, say, the detokeniser would
     drop them, and what is left need not match any more."""
@@ -57,7 +57,7 @@ def tokenizer_info(
         if token_id not in spelled:
             tokens[token_id] = b""
     return xgrammar.TokenizerInfo(
-        tokens, xgrammar.VocabType.RAW, vocab_size=len(tokens), stop_token_ids=list(stop_ids)
+        tokens, xgrammar.VocabType.RAW, vocab_size=len(tokens), stop_token_ids=list(end_ids)
     )
 
 

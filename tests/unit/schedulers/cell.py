@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from diptych.decode.scheduler import DecodeScheduler
 from diptych.engine.background import BackgroundPool
 from diptych.engine.frontend_link import FrontendLink
+from diptych.engine.grammar import Grammars
 from diptych.engine.kv_layout import Fingerprint, KVLayout
 from diptych.engine.kv_pool import KVPool
 from diptych.engine.models.decoder import DecoderLM
@@ -31,6 +32,7 @@ from diptych.engine.wire import (
     Finish,
     FrontendMessage,
     Generate,
+    Grammar,
     OutputBatch,
     SamplingParams,
     encode,
@@ -112,6 +114,7 @@ class Side:
             max_requests=1000,
             speculative_algorithm="none",
             load_weights=self._load_weights,
+            grammars=cell.make_grammars(),
             faults=self.faults,
         )
         self.scheduler: Scheduler
@@ -176,8 +179,10 @@ class DecodeSide(Side):
 class Cell:
     """Workers on one fabric. Only those that are asked to take turns: the rest are stuck."""
 
-    def __init__(self, model: DecoderLM) -> None:
+    def __init__(self, model: DecoderLM, make_grammars: Callable[[], Grammars | None] = lambda: None) -> None:
         self.model = model
+        self.make_grammars = make_grammars
+        """Called for each worker."""
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.numbers = itertools.count(1)
         self.fabric = FakeFabric()
@@ -279,13 +284,16 @@ class Cell:
         tokens: int = 4,
         rid: str | None = None,
         room: int | None = None,
+        grammar: Grammar | None = None,
     ) -> str:
         """Send a greedy request to these workers, with `of` as its prefill worker; returns its id."""
         number = next(self.numbers)
         message = Generate(
             rid=rid or f"r{number}",
             prompt_ids=prompt,
-            sampling=SamplingParams(max_new_tokens=tokens, seed=0, temperature=0, ignore_eos=True),
+            sampling=SamplingParams(
+                max_new_tokens=tokens, seed=0, temperature=0, ignore_eos=True, grammar=grammar
+            ),
             room=room or number,
             bootstrap_host="prefill",
             bootstrap_port=of.port,
@@ -344,7 +352,7 @@ def _wait(sides: list[Side], seconds: float = 0.2) -> bool:
     poller = zmq.Poller()
     waits = [seconds]
     for side in sides:
-        for source in side.scheduler.pollables():
+        for source in (*side.scheduler.pollables(), *side.scheduler._waiting.pollables()):
             poller.register(source, zmq.POLLIN)
         wait = side.scheduler.wait_seconds()
         waits.append(seconds if wait is None else wait)

@@ -3,6 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from support.byte_tokenizer import END
 from unit.schedulers.cell import CPU, VOCAB, Cell
 
 from diptych.engine.models.decoder import DecoderLM
@@ -16,6 +17,7 @@ CONFIG = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "vocab_size": VOCAB,
+    "eos_token_id": END,
     "max_position_embeddings": 256,
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": True,
