@@ -10,6 +10,7 @@ from aiohttp import web
 
 from diptych.common_config import get_router, get_serving
 from diptych.httpserver.request_id import REQUEST_ID, add_request_id
+from diptych.httpserver.tls import worker_context
 from diptych.router.admission import Admission
 from diptych.router.answers import json_response
 from diptych.router.call import Call, parse_fields
@@ -52,10 +53,12 @@ request goes out on it breaks that request, and nobody can be sure then that it 
 
 
 def client_session() -> aiohttp.ClientSession:
-    """For all calls to workers: any number of connections, streams of any length, bytes untouched."""
+    """For all calls to workers: any number of connections, streams of any length, bytes untouched. Raises
+    `TlsError` if the certificates to check https workers by can't be read."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(
             limit=0,
+            ssl=worker_context(),
             socket_factory=worker_sockets(get_router().dead_peer_timeout),
             keepalive_timeout=IDLE_SECONDS,
         ),

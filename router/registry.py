@@ -46,8 +46,11 @@ class WorkerRegistry:
         return [w for w in self.workers if w.role is role]
 
     def healthy(self, role: WorkerRole, *, serving: str | None = None) -> list[Worker]:
-        """Those that may be given requests; with `serving`, requests for that model."""
-        return [w for w in self.workers if w.role is role and w.healthy and w.answers_to(serving)]
+        """Those that may be given requests; with `serving`, requests for that model. If no worker of that
+        side is known to serve it, all: what is known may be old, and the workers will say."""
+        side = self.of(role)
+        fitting = [w for w in side if w.answers_to(serving)] or side
+        return [w for w in fitting if w.healthy]
 
     @property
     def has_pair(self) -> bool:

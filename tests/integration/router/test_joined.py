@@ -157,6 +157,17 @@ async def test_a_request_goes_to_a_pair_that_serves_its_model(make_worker, kit):
         assert len(decodes[0].seen) == 4
 
 
+async def test_a_name_that_one_side_is_not_known_by_is_for_its_workers_to_judge(make_worker, kit):
+    """As when both were just renamed, and one of them has told the router."""
+    (prefill,), (decode,) = await workers(make_worker, kit)
+    serves(prefill, model("old"))
+    serves(decode, model("new"))
+    asked = {"model": "new", "prompt": "hi"}
+    async with kit.router([prefill], [decode]) as router, router.post(data=asked) as response:
+        assert response.status == 200
+    assert len(prefill.seen) == 1
+
+
 async def test_with_one_model_a_wrong_name_is_for_the_workers_to_refuse(make_worker, kit):
     (prefill,), (decode,) = await workers(make_worker, kit)
     serves(prefill, model("a"))
