@@ -9,7 +9,6 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
-import jinja2.meta
 import jinja2.sandbox
 from jinja2 import nodes
 
@@ -51,9 +50,10 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = _now
         self.source = source
-        variables = jinja2.meta.find_undeclared_variables(environment.parse(source))
-        self.shows_tools = "tools" in variables
-        self.knows_effort = "reasoning_effort" in variables
+        # Any use counts: templates assign to `tools` themselves when it is missing.
+        names = {node.name for node in environment.parse(source).find_all(nodes.Name)}
+        self.shows_tools = "tools" in names
+        self.knows_effort = "reasoning_effort" in names
         self._template = environment.from_string(source)
         self._special = dict(special_tokens)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from diptych.server.tools.parser import Steps, ToolParser, call_tags, one_or_more
+from diptych.server.tools.call_grammar import call_tags, one_or_more
+from diptych.server.tools.json_calls import JsonCallParser
+from diptych.server.tools.parser import Steps
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
-class HermesParser(ToolParser):
+class HermesParser(JsonCallParser):
     """Calls may stand anywhere in the text, each between its tags; a missing closing tag does no harm, nor
     does a list of calls between them."""
 

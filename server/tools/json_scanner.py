@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
+import string
 
 MAX_DEPTH = 200
 """Nested deeper, it is no call's arguments; a reader's recursion limit is not far."""
@@ -11,6 +12,8 @@ MAX_DEPTH = 200
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _WORDS = ("true", "false", "null")
 _SPACE = " \t\n\r"
+_PLAIN = frozenset(string.ascii_letters + string.digits + " .,:;/()[]{}<>=+-*_#'")
+"""Most of what strings hold: no more to check."""
 _ESCAPED = '"\\/bfnrt'
 _CONTROL = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
@@ -40,6 +43,7 @@ class JsonScanner:
 
     def __init__(self) -> None:
         self.done = False
+        self._quoted = False
         self._expect = _Expect.VALUE
         self._closers: list[str] = []
         self._word = ""
@@ -49,10 +53,9 @@ class JsonScanner:
     def push(self, char: str) -> str:
         """The character as valid JSON has it: models write line breaks into strings, which become `\\n`.
         Raises `Malformed`."""
-        expect = self._expect
-        if expect in (_Expect.IN_STRING, _Expect.IN_KEY):
-            return self._in_string(char)
-        if expect is _Expect.IN_WORD:
+        if self._quoted:
+            return char if char in _PLAIN and not self._escape else self._in_string(char)
+        if self._expect is _Expect.IN_WORD:
             if char not in _SPACE + ",]}":
                 self._word += char
                 if len(self._word) > 64:
@@ -79,6 +82,7 @@ class JsonScanner:
         elif char == "\\":
             self._escape = 5
         elif char == '"':
+            self._quoted = False
             if self._expect is _Expect.IN_KEY:
                 self._expect = _Expect.COLON
             else:
@@ -101,7 +105,7 @@ class JsonScanner:
             if expect is _Expect.FIRST_KEY and char == "}":
                 self._close(char)
             elif char == '"':
-                self._expect = _Expect.IN_KEY
+                self._expect, self._quoted = _Expect.IN_KEY, True
             else:
                 raise Malformed
         elif expect is _Expect.COLON:
@@ -115,7 +119,7 @@ class JsonScanner:
 
     def _value(self, char: str) -> None:
         if char == '"':
-            self._expect = _Expect.IN_STRING
+            self._expect, self._quoted = _Expect.IN_STRING, True
         elif char in "{[":
             if len(self._closers) == MAX_DEPTH:
                 raise Malformed

@@ -7,13 +7,15 @@ import re
 from collections.abc import Mapping, Sequence
 
 from diptych.server.structural_tags import either, free_text
+from diptych.server.tools.call_grammar import call_tags, one_or_more
+from diptych.server.tools.json_calls import JsonCallParser
 from diptych.server.tools.json_scanner import Malformed
-from diptych.server.tools.parser import Steps, ToolParser, call_tags, one_or_more
+from diptych.server.tools.parser import Steps
 
 TAG = "<|python_tag|>"
 
 
-class Llama3JsonParser(ToolParser):
+class Llama3JsonParser(JsonCallParser):
     """Without the tag calls stand at the beginning of the text only: JSON within an answer is content."""
 
     openers = re.compile(r"[<{]")

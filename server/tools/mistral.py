@@ -7,13 +7,15 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 
+from diptych.server.tools.call_grammar import call_tags, one_or_more
+from diptych.server.tools.json_calls import JsonCallParser
 from diptych.server.tools.json_scanner import Malformed
-from diptych.server.tools.parser import SPACE, Steps, ToolParser, call_tags, one_or_more
+from diptych.server.tools.parser import SPACE, Steps
 
 CALLS, ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 
-class MistralParser(ToolParser):
+class MistralParser(JsonCallParser):
     """Both formats; the call's own id is not kept, as it says nothing."""
 
     openers = re.compile(r"\[")

@@ -8,24 +8,19 @@ content after all; arguments that have begun can't be taken back, and are passed
 from __future__ import annotations
 
 import abc
-import json
 import re
 import secrets
 from collections.abc import Collection, Generator, Mapping, Sequence
 from typing import ClassVar, TypeVar
 
 from diptych.server.message import Arguments, CallStart, Content, Piece, merged
-from diptych.server.tools.json_scanner import JsonScanner, Malformed
+from diptych.server.tools.json_scanner import Malformed
 
 T = TypeVar("T")
 Steps = Generator[None, str, T]
 """Is sent characters; returns a `T`."""
 
 SPACE = " \t\n\r"
-ARGUMENTS = ("arguments", "parameters")
-"""Names that models use for the arguments in a call's JSON."""
-_LONGEST_WORD = 64
-"""Characters of a number or literal."""
 
 
 class ToolParser(abc.ABC):
@@ -35,8 +30,6 @@ class ToolParser(abc.ABC):
     """Characters with which a call may begin."""
     markers: ClassVar[tuple[str, ...]]
     """Texts that may be special tokens, which the parser must see although they are hidden otherwise."""
-    closing: ClassVar[str | None] = None
-    """What ends a call whose arguments are broken. None: only the end of the text does."""
 
     def __init__(self, tools: Collection[str], *, parallel: bool = True) -> None:
         """`tools`: the names that may be called; text that would call another is content. Without
@@ -47,6 +40,8 @@ class ToolParser(abc.ABC):
         self._tools = tools
         self._parallel = parallel
         self._pieces: list[Piece] = []
+        self._argument_text: list[str] = []
+        """Of the last call, not yet among the pieces."""
         self._held: list[str] = []
         """What was read since the last piece: a call's syntax, or content if it goes wrong."""
         self._again: list[str] = []
@@ -90,6 +85,7 @@ class ToolParser(abc.ABC):
         return self._take()
 
     def _take(self) -> list[Piece]:
+        self._close_arguments()
         pieces = merged(self._pieces)
         self._pieces.clear()
         return [piece for piece in pieces if isinstance(piece, CallStart) or piece.text]
@@ -167,123 +163,6 @@ class ToolParser(abc.ABC):
             text += yield from self._next()
         return text
 
-    def _value(self, first: str) -> Steps[str]:
-        """A JSON value as text, strings valid even if the model's weren't quite."""
-        if first in '"{[':
-            scanner = JsonScanner()
-            text = scanner.push(first)
-            while not scanner.done:
-                text += scanner.push((yield from self._next()))
-            return text
-        text, char = "", first
-        while char not in SPACE + ",}]":
-            text += char
-            if len(text) > _LONGEST_WORD:
-                raise Malformed
-            char = yield from self._next()
-        self._unread(1)
-        loads(text)
-        return text
-
-    def _json_call(self) -> Steps[None]:
-        """From behind `{` to the end of `{"name": …, "arguments": {…}}`."""
-        name: str | None = None
-        given = "null"
-        char = yield from self._visible()
-        while char != "}":
-            if char != '"':
-                raise Malformed
-            key = loads((yield from self._value(char)))
-            if (yield from self._visible()) != ":":
-                raise Malformed
-            char = yield from self._visible()
-            if key in ARGUMENTS and name is not None and char == "{":
-                yield from self._stream(name)
-                yield from self._rest_of_object()
-                return
-            value = yield from self._value(char)
-            if key == "name":
-                name = self._known(loads(value))
-            elif key in ARGUMENTS:
-                given = value
-            char = yield from self._visible()
-            if char == ",":
-                char = yield from self._visible()
-                if char == "}":
-                    raise Malformed
-            elif char != "}":
-                raise Malformed
-        if name is None:
-            raise Malformed
-        self._call(name, _object_text(given))
-
-    def _json_calls(self, first: str) -> Steps[None]:
-        """Such an object, or a list of them. Raises `Malformed` unless `first` begins one."""
-        if first == "{":
-            yield from self._json_call()
-            return
-        separator = "," if first == "[" else ""
-        while separator == ",":
-            if (yield from self._visible()) != "{":
-                raise Malformed
-            yield from self._json_call()
-            separator = yield from self._visible()
-        if separator != "]":
-            raise Malformed
-        self._accept()
-
-    def _stream(self, name: str) -> Steps[None]:
-        """Arguments from behind their `{`, passed on as they come once they look like JSON."""
-        scanner = JsonScanner()
-        text = scanner.push("{")
-        char = " "
-        while char in SPACE:
-            char = yield from self._next()
-            text += scanner.push(char)
-        self._start(name)
-        self._arguments(text)
-        self._streaming = True
-        while not scanner.done:
-            char = yield from self._next()
-            try:
-                text = scanner.push(char)
-            except Malformed:
-                self._unread(1)
-                yield from self._broken()
-                return
-            self._arguments(text)
-            self._accept()
-        self._end()
-
-    def _broken(self) -> Steps[None]:
-        """The rest of arguments that aren't JSON, up to what ends a call."""
-        while True:
-            char = yield from self._next()
-            if self.closing is not None and char == self.closing[0]:
-                try:
-                    yield from self._literal((self.closing,), char)
-                except Malformed:
-                    self._unread(1)
-                else:
-                    self._unread(len(self.closing))
-                    self._end()
-                    return
-            self._arguments("".join(self._held))
-            self._accept()
-
-    def _rest_of_object(self) -> Steps[None]:
-        """What follows a call's arguments in its object: fields that mean nothing here, or a missing `}`."""
-        scanner = JsonScanner()
-        for char in '{"":""':
-            scanner.push(char)
-        try:
-            while not scanner.done:
-                scanner.push((yield from self._next()))
-        except Malformed:
-            self._unread(1)
-        else:
-            self._accept()
-
     def _known(self, name: object) -> str:
         if not isinstance(name, str) or name not in self._tools:
             raise Malformed
@@ -306,10 +185,16 @@ class ToolParser(abc.ABC):
 
     def _arguments(self, text: str) -> None:
         if not self._muted:
-            self._pieces.append(Arguments(self.calls - 1, text))
+            self._argument_text.append(text)
 
     def _end(self) -> None:
+        self._close_arguments()
         self._streaming = self._muted = False
+
+    def _close_arguments(self) -> None:
+        if self._argument_text:
+            self._pieces.append(Arguments(self.calls - 1, "".join(self._argument_text)))
+            self._argument_text.clear()
 
     def _content(self, text: str) -> None:
         shown = text.rstrip(SPACE)
@@ -319,60 +204,3 @@ class ToolParser(abc.ABC):
         self._space, shown = text[len(shown) :], self._space + shown
         self._pieces.append(Content(shown.lstrip(SPACE) if self._blank and self.calls else shown))
         self._blank = False
-
-
-def loads(text: str) -> object:
-    """JSON to a value. Raises `Malformed`."""
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        raise Malformed from None
-
-
-def dumps(value: object) -> str:
-    """A value as JSON text. Half a surrogate pair, which escapes can make, has no UTF-8 but an escape."""
-    text = json.dumps(value, ensure_ascii=False)
-    return json.dumps(value) if any("\ud800" <= char <= "\udfff" for char in text) else text
-
-
-def _refuse_constant(name: str) -> object:
-    raise ValueError(name)
-
-
-def _object_text(given: str) -> str:
-    """The arguments, which some models write as a string that holds them, or leave out."""
-    value = loads(given)
-    if value is None:
-        return "{}"
-    if isinstance(value, str):
-        value = loads(value)
-        given = dumps(value)
-    if not isinstance(value, dict):
-        raise Malformed
-    return given
-
-
-def call_tags(
-    tools: Sequence[Mapping[str, object]], before: str, middle: str, end: str
-) -> list[dict[str, object]]:
-    """One structural tag per function: `before`, its name, `middle`, its arguments as JSON, `end`."""
-    return [
-        {
-            "type": "tag",
-            "begin": f"{before}{tool['name']}{middle}",
-            "content": {"type": "json_schema", "json_schema": tool["parameters"]},
-            "end": end,
-        }
-        for tool in tools
-    ]
-
-
-def one_or_more(tags: list[dict[str, object]], separator: str, *, parallel: bool) -> dict[str, object]:
-    """The structural-tag format of such calls behind each other; only one without `parallel`."""
-    return {
-        "type": "tags_with_separator",
-        "tags": tags,
-        "separator": separator,
-        "at_least_one": True,
-        "stop_after_first": not parallel,
-    }

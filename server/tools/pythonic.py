@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from diptych.server.structural_tags import either, free_text
+from diptych.server.tools.call_grammar import one_or_more
+from diptych.server.tools.json_calls import dumps
 from diptych.server.tools.json_scanner import MAX_DEPTH, Malformed
-from diptych.server.tools.parser import SPACE, Steps, ToolParser, dumps, one_or_more
+from diptych.server.tools.parser import SPACE, Steps, ToolParser
 
 START, END, TAG = "<|python_start|>", "<|python_end|>", "<|python_tag|>"
 _NAMES = {"true": True, "false": False, "null": None}

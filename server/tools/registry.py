@@ -25,7 +25,7 @@ def detect_tool_parser(template: str) -> str | None:
         return "mistral"
     if "<tool_call>" in template:
         return None if "<function=" in template or "<arg_key>" in template else "hermes"
-    if "(params_name1=" in template or "<|python_start|>" in template:
+    if "[func_name1(" in template or "<|python_start|>" in template:
         return "pythonic"
     if "<|python_tag|>" in template or ('"parameters": dictionary' in template and "tools" in template):
         return "llama3_json"

@@ -33,7 +33,9 @@ For each function call, return a json object within <tool_call></tool_call> XML 
 
 {% endif %}{% endif %}"""
 
-LLAMA_31 = """{%- if tools is not none %}
+LLAMA_31 = """{%- if custom_tools is defined %}{% set tools = custom_tools %}{% endif %}
+{%- if not tools is defined %}{% set tools = none %}{% endif %}
+{%- if tools is not none %}
 Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.
 {% endif %}{% for message in messages %}<|start_header_id|>{{ message.role }}<|end_header_id|>
 {%- if builtin_tools is defined %}<|python_tag|>{% endif %}{{ message.content }}<|eot_id|>{% endfor %}"""
@@ -83,7 +85,7 @@ def test_the_settings_accept_every_parser_there_is() -> None:
 
 
 def test_a_template_knows_whether_it_shows_tools() -> None:
-    assert ChatTemplate(QWEN, {}).shows_tools
+    assert all(ChatTemplate(source, {}).shows_tools for source in (QWEN, LLAMA_31, MISTRAL, PYTHONIC))
     assert not ChatTemplate(PLAIN, {}).shows_tools
     assert ChatTemplate("{{ reasoning_effort }}", {}).knows_effort
     text = ChatTemplate(MISTRAL, {"bos_token": "<s>"}).render(
