@@ -20,7 +20,6 @@ import contextlib
 import http
 import logging
 import socket
-import struct
 from collections.abc import Callable, Iterator
 
 from aiohttp import web
@@ -44,10 +43,6 @@ class _PeersFault(logging.Filter):
         return not isinstance(error, HttpProcessingError | web.RequestPayloadError | ConnectionError)
 
 
-_BYTES_ACKED = struct.Struct("=Q")
-_BYTES_ACKED_AT = 120
-"""Of `tcpi_bytes_acked` in Linux's `struct tcp_info`."""
-
 logger = logging.getLogger(__name__)
 logger.addFilter(_PeersFault())
 
@@ -55,7 +50,7 @@ logger.addFilter(_PeersFault())
 class BoundedProtocol(web.RequestHandler):
     """aiohttp's connection with the bounds above."""
 
-    __slots__ = ("_answers", "_deadline", "_limits", "_server", "_unread")
+    __slots__ = ("_answers", "_deadline", "_limits", "_server")
 
     def __init__(
         self,
@@ -81,32 +76,26 @@ class BoundedProtocol(web.RequestHandler):
         """A request is with its handler."""
         self._deadline: asyncio.TimerHandle | None = None
         """Of the head, or of the body, that is arriving."""
-        self._unread: asyncio.TimerHandle | None = None
-        """Until when the client must take something of its answer."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        # How long the client may leave sent bytes unacknowledged, or its window closed to those that wait.
+        # Then the kernel breaks the connection, however much of them it has room for itself.
+        milliseconds = max(1, int(self._limits.send_timeout * 1000))
+        transport.get_extra_info("socket").setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds
+        )
         if len(self._server.connections) > self._limits.max_connections:
             self._refuse(503, "too many open connections (--http-max-connections)", "service_unavailable")
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_deadline()
-        self._stop_unread()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if data and not self._answers and self._deadline is None:
             self._start_deadline(self._head_too_slow)
         super().data_received(data)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._stop_unread()
-        self._start_unread()
-
-    def resume_writing(self) -> None:
-        self._stop_unread()
-        super().resume_writing()
 
     @contextlib.contextmanager
     def answering(self, request: web.Request) -> Iterator[None]:
@@ -167,11 +156,6 @@ class BoundedProtocol(web.RequestHandler):
             self._deadline.cancel()
             self._deadline = None
 
-    def _stop_unread(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
-
     def _head_too_slow(self) -> None:
         self._deadline = None
         if self.writing_paused:
@@ -180,35 +164,6 @@ class BoundedProtocol(web.RequestHandler):
             return
         limit = f"{self._limits.receive_timeout:g} s (--http-receive-timeout)"
         self._refuse(408, f"the request's head did not arrive within {limit}", "timeout")
-
-    def _start_unread(self) -> None:
-        """Buffers are full: see later whether the client has taken anything. Whether there is room again for
-        us to write says too little: the kernel lets megabytes leave first."""
-        taken = self._bytes_taken()
-        self._unread = asyncio.get_running_loop().call_later(
-            self._limits.send_timeout, self._still_unread, taken
-        )
-
-    def _bytes_taken(self) -> int:
-        """What the client's end has acknowledged of all that was ever sent; 0 where Linux doesn't say."""
-        assert self.transport is not None
-        sock = self.transport.get_extra_info("socket")
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.size + _BYTES_ACKED_AT)
-        return int(_BYTES_ACKED.unpack_from(info, _BYTES_ACKED_AT)[0]) if len(info) > _BYTES_ACKED_AT else 0
-
-    def _still_unread(self, taken: int) -> None:
-        self._unread = None
-        if self.transport is None:
-            return
-        if self._bytes_taken() > taken:
-            self._start_unread()
-        else:
-            logger.info(
-                "%s has not read its answer for %g s (--http-send-timeout): cut off",
-                self.peername,
-                self._limits.send_timeout,
-            )
-            self.transport.abort()
 
     def _refuse(self, status: int, message: str, code: str) -> None:
         """Answer without a request, and close."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from dataclasses import replace
 
 import pytest
+
+from diptych.httpserver.tls import load_server_context
 
 from .conftest import GENEROUS, connected, serving
 
@@ -88,8 +91,16 @@ async def test_a_stream_may_be_silent_for_longer_than_any_bound() -> None:
         assert b"at last" in await client.reader.readuntil(b"0\r\n\r\n")
 
 
-async def test_a_client_that_does_not_read_its_stream_has_its_request_cancelled() -> None:
-    async with serving(replace(GENEROUS, send_timeout=0.2)) as server, connected(server) as client:
+@pytest.mark.parametrize("over", ["tcp", "tls"])
+async def test_a_client_that_does_not_read_its_stream_has_its_request_cancelled(
+    over: str, certificate: dict[str, str]
+) -> None:
+    ours = theirs = None
+    if over == "tls":
+        ours = load_server_context(certificate["cert"], certificate["key"], None)
+        theirs = ssl.create_default_context(cafile=certificate["cert"])
+    limits = replace(GENEROUS, send_timeout=0.2)
+    async with serving(limits, ours) as server, connected(server, theirs) as client:
         await client.send(b"GET /flood HTTP/1.1\r\nHost: x\r\n\r\n")
         await server.cancelled.wait()
         await server.until_no_connection()
