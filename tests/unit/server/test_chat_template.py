@@ -35,6 +35,32 @@ def test_prompts_equal_those_of_transformers(template: ChatTemplate, model_dir):
             assert template.render(messages, add_generation_prompt=generation) == expected
 
 
+TOOLS_AND_CALLS = """{% if tools %}{{ tools | tojson(indent=2) }}{% endif %}
+{%- for message in messages %}{{ message.role }}:{{ message.content }}
+{%- for call in message.tool_calls or [] %}{{ call.function.name }}{{ call.function.arguments | tojson }}
+{%- for name, value in call.function.arguments.items() %}{{ name }}={{ value }};{% endfor %}{% endfor %}
+{% endfor %}"""
+
+
+def test_tools_are_shown_as_transformers_shows_them(model_dir):
+    from transformers import AutoTokenizer
+
+    called = {"name": "now", "arguments": {"place": "<Zürich> & 世", "n": [1.5, None]}}
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": called}]},
+        {"role": "tool", "content": "noon"},
+    ]
+    tools = [{"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}]
+    reference = AutoTokenizer.from_pretrained(model_dir)
+    for shown in (tools, None):
+        expected = reference.apply_chat_template(
+            messages, tools=shown, chat_template=TOOLS_AND_CALLS, tokenize=False
+        )
+        template = ChatTemplate(TOOLS_AND_CALLS, {})
+        assert template.render(messages, tools=shown, add_generation_prompt=False) == expected
+
+
 def test_the_last_message_can_be_continued(template: ChatTemplate):
     messages = [{"role": "user", "content": "Count"}, {"role": "assistant", "content": "One, two,"}]
     text = template.render(messages, continue_final_message=True)
