@@ -183,6 +183,9 @@ def shared_workers() -> Iterator[Workers]:
 
 def start_room(prefill: Process, decode: Process, room: int, pages: list[int], tokens: int) -> None:
     """Until prefill may write: `pages` are reserved at decode."""
+    # No deadline of the room runs at one while the other starts.
+    assert prefill.control
+    assert decode.control
     prefill.do("open", room=room)
     decode.do("open", room=room, host=prefill.host, port=prefill.bootstrap)
     decode.wait("HandshakeDone", room)
