@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -155,11 +155,12 @@ def weights_loader(runner: ModelRunner) -> LoadWeights:
 
 def _require_same_model(served: ModelConfig, new: ModelConfig) -> None:
     """Raises `WeightsRefused` unless only the weights differ: pool, tokenizer and context stay."""
+    here = asdict(served)
     differences = [
-        f"{field.name} is {getattr(new, field.name)!r}, here {getattr(served, field.name)!r}"
-        for field in fields(served)
+        f"{name} is {value!r}, here {here[name]!r}"
+        for name, value in asdict(new).items()
         # What the weights are kept in on disk; they are cast.
-        if field.name != "dtype" and getattr(new, field.name) != getattr(served, field.name)
+        if name != "dtype" and value != here[name]
     ]
     if differences:
         raise WeightsRefused(f"another model needs a restart: {'; '.join(differences)}")
