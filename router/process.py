@@ -70,7 +70,7 @@ async def _serve() -> None:
 async def _announce(server: RouterServer, port: int) -> None:
     """One `ready:` line, once a pair can serve."""
     if not server.registry.has_pair:
-        waited_for = ", ".join(str(w) for w in server.registry.workers) or "workers: none is configured"
+        waited_for = ", ".join(str(w) for w in server.registry.workers) or "workers that register"
         logger.info("listening on port %d, waiting for %s", port, waited_for)
     await server.registry.wait_for_pair()
     workers = [f"{role} {len(server.registry.healthy(role))}" for role in WorkerRole]

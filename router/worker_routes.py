@@ -201,9 +201,9 @@ class WorkerRoutes:
                 param="role",
             )
         if known.instance_id not in (None, worker.instance_id) or known.role is not worker.role:
-            self._registry.remove(known, "another process has its address")
             if known.origin is not Origin.SELF:  # whoever named the address meant whatever listens there
                 worker.origin, lease = known.origin, known.lease
+            self._registry.remove(known, "another process has its address")
             return self._accept(worker, lease)
         known.instance_id, known.bootstrap_port = worker.instance_id, worker.bootstrap_port
         known.labels |= worker.labels

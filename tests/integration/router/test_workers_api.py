@@ -227,6 +227,16 @@ async def test_a_worker_from_a_flag_stays_though_it_registers(make_worker, kit):
         assert (shown["origin"], shown["lease"], shown["bootstrap_port"]) == ("flag", None, 9322)
 
 
+async def test_a_lease_given_by_hand_outlives_a_restart_of_its_worker(make_worker, kit):
+    decode = await make_worker(kit.answers())
+    async with kit.router([], []) as router:
+        await post(router, told(decode, "decode", lease=60), 202)
+        await post(router, told(decode, "decode", instance_id="one"), 200)
+        await post(router, told(decode, "decode", instance_id="two"), 202)
+        shown = (await listed(router))[decode.url]
+        assert (shown["origin"], shown["lease"], shown["instance_id"]) == ("api", 60, "two")
+
+
 async def test_only_the_admin_key_changes_workers(make_worker, kit):
     decode = await make_worker(kit.answers())
     keys = ("--api-key", "user-key", "--admin-api-key", "admin-key")
