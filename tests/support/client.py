@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,8 +13,16 @@ import aiohttp
 
 
 class Client:
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, key: str | None = None, ca_file: str | None = None) -> None:
+        """`ca_file`: whom to trust when the URL is https."""
         self.url = url
+        self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._ca_file = ca_file
+
+    def _session(self, **options: Any) -> aiohttp.ClientSession:
+        trust = True if self._ca_file is None else ssl.create_default_context(cafile=self._ca_file)
+        connector = aiohttp.TCPConnector(ssl=trust)
+        return aiohttp.ClientSession(connector=connector, headers=self._headers, **options)
 
     def get(self, path: str) -> tuple[int, Any]:
         return asyncio.run(self.request("GET", path, None))
@@ -62,7 +71,7 @@ class Client:
     async def stream(self, path: str, body: Any) -> AsyncIterator[AsyncIterator[Any]]:
         """Leaving the block early closes the connection."""
         async with (
-            aiohttp.ClientSession() as session,
+            self._session() as session,
             session.post(self.url + path, json={**body, "stream": True}) as response,
         ):
             assert response.status == 200, f"{path}: {response.status} {await response.text()}"
@@ -83,7 +92,7 @@ class Client:
             options = {"json": body}
         timeout = aiohttp.ClientTimeout(total=300)
         async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
+            self._session(timeout=timeout) as session,
             session.request(method, self.url + path, **options) as response,
         ):
             text = await response.text()

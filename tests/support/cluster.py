@@ -16,9 +16,9 @@ MODEL = "smollm2-135m-instruct"
 class Worker:
     """A launched worker with a client of its own."""
 
-    def __init__(self, launched: Launched) -> None:
+    def __init__(self, launched: Launched, connect: Callable[[str], Client] = Client) -> None:
         self.launched = launched
-        self.client = Client(launched.url)
+        self.client = connect(launched.url)
         self.faults = Faults(self.client)
 
     def load(self) -> dict[str, int]:
@@ -56,8 +56,11 @@ class Cluster:
         environment: dict[str, str] | None = None,
         launch_prefill: Callable[..., Launched] = Launched,
         launch_decode: Callable[..., Launched] = Launched,
+        connect: Callable[[str], Client] = Client,
     ) -> None:
-        """`launch_prefill`, `launch_decode`: what starts these two, when they run elsewhere."""
+        """`launch_prefill`, `launch_decode`: what starts these two, when they run elsewhere. `connect`: a
+        client of a URL, when it takes more than that."""
+        self._connect = connect
         common = ("--model-path", model, "--port", "0", *flags)
         prefill_flags = (*common, "--disaggregation-bootstrap-port", "0", *prefill_flags)
         decode_flags = (*common, *decode_flags)
@@ -68,8 +71,8 @@ class Cluster:
         prefill, decode = self._launch["prefill"](), self._launch["decode"]()
         self._launched = [prefill, decode]
         try:
-            self.prefill = Worker(prefill.ready())
-            self.decode = Worker(decode.ready())
+            self.prefill = Worker(prefill.ready(), connect)
+            self.decode = Worker(decode.ready(), connect)
             self._launch_router = partial(
                 Launched,
                 "launch-router",
@@ -103,7 +106,7 @@ class Cluster:
         router = self._launch_router()
         self._launched.append(router)
         self.router = router.ready()
-        self.client = Client(router.url)
+        self.client = self._connect(router.url)
 
     def launch_again(self, role: str) -> None:
         """In place of a worker that has ended, with the same flags and on the same ports; `role` is `prefill`
