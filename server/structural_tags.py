@@ -9,6 +9,7 @@ import msgspec
 
 from diptych.engine.wire import Grammar
 from diptych.server.errors import BadRequest
+from diptych.server.grammar_options import MAX_GRAMMAR_BYTES
 from diptych.server.reasoning import ReasoningFormat, Thinking
 
 Format = dict[str, Any]
@@ -19,7 +20,10 @@ class _StructuralTag(msgspec.Struct):
 
 
 def structural_tag(form: Format, param: str | None) -> Grammar:
+    """Raises `BadRequest` naming `param` for one that is too large."""
     text = msgspec.json.encode({"type": "structural_tag", "format": form}).decode()
+    if len(text.encode()) > MAX_GRAMMAR_BYTES:
+        raise BadRequest(f"{param} asks for a grammar of more than {MAX_GRAMMAR_BYTES} bytes", param=param)
     return Grammar("structural_tag", text, param)
 
 

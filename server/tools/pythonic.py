@@ -30,7 +30,12 @@ class PythonicParser(ToolParser):
     @classmethod
     def structure(cls, tools: Sequence[Mapping[str, object]], *, parallel: bool) -> dict[str, object]:
         tags: list[dict[str, object]] = [
-            {"type": "tag", "begin": f"{tool['name']}(", "content": _keywords(tool["parameters"]), "end": ")"}
+            {
+                "type": "tag",
+                "begin": f"{tool['name']}(",
+                "content": _keyword_format(tool["parameters"]),
+                "end": ")",
+            }
             for tool in tools
         ]
         calls = one_or_more(tags, ", ", parallel=parallel)
@@ -73,16 +78,30 @@ class PythonicParser(ToolParser):
         self._known(name)
         if char != "(" and (yield from self._visible()) != "(":
             raise Malformed
-        self._call(name, _as_json((yield from self._until_closed())))
+        self._call(name, _as_json((yield from self._keywords())))
 
-    def _until_closed(self) -> Steps[str]:
-        """The source from behind `(` up to its `)`, which is read too. Each argument's name has got a `_` in
-        front: Python's keywords are no names, but a function may well have a parameter `from`."""
-        text, depth, quote, fresh = "", 1, "", True
+    def _keywords(self) -> Steps[dict[str, str]]:
+        """From behind `(` to its `)`: the arguments' names, which needn't be names in Python (`from` is none),
+        and the source of their values."""
+        found: dict[str, str] = {}
+        char = yield from self._visible()
+        while char != ")":
+            name = ""
+            while char != "=":
+                if char in "\"'([{)]},":
+                    raise Malformed
+                name += char
+                char = yield from self._next()
+            found[name.strip(SPACE)], char = yield from self._source()
+            if char == ",":
+                char = yield from self._visible()
+        return found
+
+    def _source(self) -> Steps[tuple[str, str]]:
+        """An expression, and the `,` or `)` behind it."""
+        text, depth, quote = "", 0, ""
         while True:
             char = yield from self._next()
-            if fresh and char not in SPACE + ")":
-                text, fresh = text + "_", False
             if quote:
                 if char == "\\":
                     text += char
@@ -91,34 +110,30 @@ class PythonicParser(ToolParser):
                     quote = ""
             elif char in "\"'":
                 quote = char
-            elif char == ",":
-                fresh = depth == 1
+            elif not depth and char in ",)":
+                return text, char
             elif char in "([{":
                 depth += 1
                 if depth > MAX_DEPTH:
                     raise Malformed
             elif char in ")]}":
                 depth -= 1
-                if not depth:
-                    return text
+                if depth < 0:
+                    raise Malformed
             text += char
 
 
-def _as_json(source: str) -> str:
-    """Keyword arguments in Python, their names prefixed, to a JSON object. Raises `Malformed`."""
+def _as_json(arguments: Mapping[str, str]) -> str:
+    """Names and values in Python to a JSON object. Raises `Malformed`."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # such as for "\d"
-            call = ast.parse(f"f({source}\n)", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):
-            raise Malformed
-        arguments: dict[str, object] = {}
-        for keyword in call.keywords:
-            if keyword.arg is None:
-                raise Malformed
-            arguments[keyword.arg.removeprefix("_")] = _literal_value(keyword.value)
-        return dumps(arguments)
+        return dumps({name: _evaluated(source) for name, source in arguments.items()})
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise Malformed from None
+
+
+def _evaluated(source: str) -> object:
+    with warnings.catch_warnings(action="ignore"):  # such as for "\d"
+        return _literal_value(ast.parse(source.strip(), mode="eval").body)
 
 
 def _literal_value(node: ast.expr) -> object:
@@ -145,26 +160,27 @@ def _key(node: ast.expr | None) -> str:
     raise Malformed
 
 
-def _keywords(parameters: object) -> dict[str, object]:
+def _keyword_format(parameters: object) -> dict[str, object]:
     """`a=…, b=…` in the schema's order, values as JSON; properties that aren't required may be left out."""
     schema = cast("Mapping[str, object]", parameters)
     properties = cast("Mapping[str, object]", schema.get("properties") or {})
     required = cast("Sequence[str]", schema.get("required") or ())
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-    items = [
-        (_sequence(_text(f"{name}="), _value_of(form, shared)), name in required)
-        for name, form in properties.items()
-    ]
-    behind = _text("")
-    """What may follow an argument: the ones after it."""
-    first: list[dict[str, object]] = [_text("")]
-    """What an argument list may begin with, from the item at hand on."""
-    for item, needed in reversed(items):
-        beginning = _sequence(item, behind)
-        following = _sequence(_text(", "), beginning)
-        first = [beginning] if needed else [beginning, *first]
-        behind = following if needed else {"type": "or", "elements": [following, behind]}
-    return {"type": "or", "elements": first}
+    items = [_sequence(_text(f"{name}="), _value_of(form, shared)) for name, form in properties.items()]
+    behind: list[dict[str, object]] = []
+    for name, item in zip(properties, items, strict=True):
+        following = _sequence(_text(", "), item)
+        behind.append(following if name in required else {"type": "optional", "content": following})
+    beginnings: list[dict[str, object]] = []
+    for position, name in enumerate(properties):
+        beginnings.append(_sequence(items[position], *behind[position + 1 :]))
+        if name in required:
+            return _one_of(beginnings)
+    return _one_of([*beginnings, _text("")])
+
+
+def _one_of(elements: list[dict[str, object]]) -> dict[str, object]:
+    return {"type": "or", "elements": elements}
 
 
 def _value_of(form: object, shared: Mapping[str, object]) -> dict[str, object]:
