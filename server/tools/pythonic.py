@@ -57,6 +57,8 @@ class PythonicParser(ToolParser):
         if char != "[":
             raise Malformed
         char = yield from self._visible()
+        if char == "]":
+            raise Malformed
         while char != "]":
             yield from self._python_call(char)
             char = yield from self._visible()
@@ -64,8 +66,6 @@ class PythonicParser(ToolParser):
                 char = yield from self._visible()
             elif char != "]":
                 raise Malformed
-        if not self.calls:
-            raise Malformed
         self._accept()
         yield from self._literal((END,), (yield from self._visible()))
         self._accept()
@@ -81,7 +81,7 @@ class PythonicParser(ToolParser):
         self._call(name, _as_json((yield from self._keywords())))
 
     def _keywords(self) -> Steps[dict[str, str]]:
-        """From behind `(` to its `)`: the arguments' names, which needn't be names in Python (`from` is none),
+        """From behind `(` to its `)`: the arguments' names, which needn't be names in Python (`from` isn't),
         and the source of their values."""
         found: dict[str, str] = {}
         char = yield from self._visible()

@@ -97,6 +97,7 @@ ANSWERS: list[tuple[str, str, str, list[tuple[str, str]]]] = [
         "",
         [("f", '{"from": "a, b", "user-id": [1, [2, 3]]}'), ("f", "{}")],
     ),
+    ("pythonic", "[f()] []", "[]", [("f", "{}")]),
     ("pythonic", "[f(a=1), nope()]", ", nope()]", [("f", '{"a": 1}')]),
     ("pythonic", '[f(a="\\ud800")]', "", [("f", '{"a": "\\ud800"}')]),
 ]  # fmt: skip
