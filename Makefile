@@ -33,8 +33,9 @@ mooncake-libraries:
 		echo "make setup: to use Mooncake, install $$missing (apt-get needs root)" >&2; \
 	fi
 
+# The default model's template shows no tools: they go into a system message.
 serve: setup
-	$(BIN)/launch-local --model-path smollm2-135m-instruct --port $(PORT)
+	$(BIN)/launch-local --model-path smollm2-135m-instruct --tool-call-parser hermes --port $(PORT)
 
 # Two at a time: what computes in one thread, and then what mostly waits for deadlines. What starts workers that
 # compute on all cores runs by itself.
