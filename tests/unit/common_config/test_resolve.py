@@ -183,6 +183,13 @@ def test_variables_that_an_orchestrator_adds_do_no_harm(caplog: pytest.LogCaptur
     assert "DIPTYCH_ROUTER_SERVICE_HOST" in caplog.text
 
 
+def test_a_leaf_that_a_child_is_to_do_without_is_taken_out_of_its_environment() -> None:
+    parent = resolve(Program.LOCAL, flags={"ssl_certfile": "c", "api_key": "k"}, env={})
+    laid = environment_of(parent, Program.DECODE, without=("ssl_certfile", "ssl_keyfile"))
+    assert (laid["DIPTYCH_SSL_CERTFILE"], laid["DIPTYCH_SSL_KEYFILE"]) == (None, None)
+    assert laid["DIPTYCH_API_KEY"] == "k"
+
+
 def test_a_child_resolves_the_same_from_its_environment() -> None:
     parent = resolve(
         Program.LOCAL,
