@@ -5,16 +5,12 @@ from __future__ import annotations
 from aiohttp import web
 
 from diptych.common_config import get_serving
+from diptych.httpserver.endpoints import DOCUMENT, add_route
+from diptych.httpserver.openapi import document_handler
 from diptych.httpserver.request_id import add_request_id
-from diptych.server import control, faults, info, native
-from diptych.server.chat import chat_completions
-from diptych.server.completions import completions
 from diptych.server.frontend import FRONTEND, Frontend
-from diptych.server.generate import generate
 from diptych.server.middleware import errors_to_http, observe, require_key
-from diptych.server.responses import responses
-from diptych.server.update_config import update_config
-from diptych.server.weights import update_weights
+from diptych.server.routes import FAULT_ROUTES, ROUTES
 
 
 def make_app(frontend: Frontend) -> web.Application:
@@ -25,35 +21,9 @@ def make_app(frontend: Frontend) -> web.Application:
     )
     app.on_response_prepare.append(add_request_id)
     app[FRONTEND] = frontend
-    app.add_routes(
-        [
-            web.post("/v1/chat/completions", chat_completions),
-            web.post("/v1/completions", completions),
-            web.post("/v1/responses", responses),
-            web.post("/generate", generate),
-            web.get("/v1/models", info.models),
-            web.get("/v1/models/{name:.+}", info.model),
-            web.get("/health", control.health),
-            web.get("/health_generate", control.health_generate),
-            web.get("/server_info", info.server_info),
-            web.get("/get_server_info", info.server_info),
-            web.get("/model_info", info.model_info),
-            web.get("/get_model_info", info.model_info),
-            web.get("/get_load", info.load),
-            web.get("/metrics", info.metrics),
-            web.get("/flush_cache", control.flush_cache),
-            web.post("/flush_cache", control.flush_cache),
-            web.post("/abort_request", control.abort_request),
-            web.post("/update_config", update_config),
-            web.post("/update_weights_from_disk", update_weights),
-            web.post("/pause_generation", native.pause_generation),
-            web.post("/continue_generation", native.continue_generation),
-            web.post("/start_profile", native.start_profile),
-            web.post("/stop_profile", native.stop_profile),
-            web.post("/tokenize", control.tokenize),
-            web.post("/detokenize", control.detokenize),
-        ]
-    )
-    if frontend.fault_injection:
-        app.add_routes([web.get("/faults", faults.show_faults), web.post("/faults", faults.change_faults)])
+    routes = [*ROUTES, *(FAULT_ROUTES if frontend.fault_injection else ())]
+    for endpoint, handler in routes:
+        add_route(app, endpoint, handler)
+    described = [*(endpoint for endpoint, _ in routes), DOCUMENT]
+    add_route(app, DOCUMENT, document_handler(f"Diptych {frontend.kind} worker", described))
     return app

@@ -10,7 +10,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from diptych.common_config import get_observability
-from diptych.httpserver.access import ADMIN_REFUSED, KEY_REFUSED, Access, Refusal, access_of, refusal
+from diptych.httpserver.access import ADMIN_REFUSED, KEY_REFUSED, Refusal, access_of, refusal
+from diptych.httpserver.endpoints import kinds
 from diptych.httpserver.protocol import BodyTooSlow
 from diptych.httpserver.request_id import REQUEST_ID, request_id
 from diptych.server.errors import (
@@ -23,29 +24,12 @@ from diptych.server.errors import (
     Unauthorized,
 )
 from diptych.server.metrics import FrontendMetrics
+from diptych.server.routes import FAULT_ROUTES, ROUTES
 
 logger = logging.getLogger(__name__)
 
-ROUTES = {
-    "/health": Access.OPEN,
-    "/metrics": Access.OPEN,
-    "/v1/chat/completions": Access.GENERATING,
-    "/v1/completions": Access.GENERATING,
-    "/v1/responses": Access.GENERATING,
-    "/generate": Access.GENERATING,
-    "/tokenize": Access.READING,
-    "/detokenize": Access.READING,
-    "/flush_cache": Access.ADMIN,
-    "/abort_request": Access.ADMIN,
-    "/update_config": Access.ADMIN,
-    "/update_weights_from_disk": Access.ADMIN,
-    "/pause_generation": Access.ADMIN,
-    "/continue_generation": Access.ADMIN,
-    "/start_profile": Access.ADMIN,
-    "/stop_profile": Access.ADMIN,
-    "/faults": Access.ADMIN,
-}
-"""The kind of each route, for `access_of`; every one that takes more than GET is here."""
+KINDS = kinds(endpoint for endpoint, _ in (*ROUTES, *FAULT_ROUTES))
+"""Who may use which route."""
 
 CLIENT_LEFT = 499
 
@@ -92,7 +76,7 @@ async def errors_to_http(request: web.Request, handler: Handler) -> web.StreamRe
 @web.middleware
 async def require_key(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Each route takes the keys of its kind, when keys are set."""
-    refused = refusal(access_of(ROUTES, request), request.headers.get("Authorization", ""))
+    refused = refusal(access_of(KINDS, request), request.headers.get("Authorization", ""))
     if refused is Refusal.NOT_ADMIN:
         raise Forbidden(ADMIN_REFUSED)
     if refused is Refusal.UNKNOWN:

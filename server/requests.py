@@ -6,11 +6,28 @@ for something.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
+from diptych.server.bounds import (
+    MAX_SEED,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKENS,
+    TOKEN_KEYS,
+    long,
+    many,
+    within,
+)
+
 ABSENT = msgspec.Raw(b"null")
+
+NOT_SENT: Any = msgspec.field(default_factory=lambda: ABSENT)
+"""The default of `Raw` fields: as a plain value it couldn't be written into a JSON schema."""
+
+Count = Annotated[int, within(0)]
+StopString = Annotated[str, long(1, MAX_STOP_LENGTH)]
 
 
 class PairFields(msgspec.Struct, kw_only=True):
@@ -24,13 +41,13 @@ class PairFields(msgspec.Struct, kw_only=True):
 class StructuredOutputs(msgspec.Struct, kw_only=True):
     """vLLM's newer spelling of what the answer must match; one of these."""
 
-    json: msgspec.Raw = ABSENT
+    json: msgspec.Raw = NOT_SENT
     """A JSON schema, or a string that holds one."""
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    structural_tag: msgspec.Raw = ABSENT
+    structural_tag: msgspec.Raw = NOT_SENT
     whitespace_pattern: str | None = None
     """Refused: nothing here would follow it."""
 
@@ -39,36 +56,36 @@ class GrammarFields(msgspec.Struct, kw_only=True):
     """What the answer's text must match, in every spelling that clients use: at most one may ask for
     something. `server/grammar_options.py` reads them. Schemas stay the bytes that were sent."""
 
-    response_format: msgspec.Raw = ABSENT
+    response_format: msgspec.Raw = NOT_SENT
     structured_outputs: StructuredOutputs | None = None
-    guided_json: msgspec.Raw = ABSENT
+    guided_json: msgspec.Raw = NOT_SENT
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    json_schema: msgspec.Raw = ABSENT
+    json_schema: msgspec.Raw = NOT_SENT
     regex: str | None = None
     ebnf: str | None = None
-    structural_tag: msgspec.Raw = ABSENT
+    structural_tag: msgspec.Raw = NOT_SENT
 
 
 class SamplingFields(GrammarFields, kw_only=True):
     """The sampling fields that the OpenAI routes share, extensions of other servers included."""
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
-    n: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    temperature: Annotated[float, within(0, 2)] | None = None
+    top_p: Annotated[float, within(0, 1)] | None = None
+    top_k: Annotated[int, within(-1, MAX_SEED)] | None = None
+    min_p: Annotated[float, within(0, 1)] | None = None
+    repetition_penalty: Annotated[float, within(0, 10, above=True)] | None = None
+    presence_penalty: Annotated[float, within(-2, 2)] | None = None
+    frequency_penalty: Annotated[float, within(-2, 2)] | None = None
+    seed: Annotated[int, within(0, MAX_SEED)] | None = None
+    n: Annotated[int, within(1)] | None = None
+    stop: StopString | Annotated[list[StopString], many(0, MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: Annotated[list[Count], many(0, MAX_STOP_TOKENS)] | None = None
     ignore_eos: bool | None = None
-    min_tokens: int | None = None
-    logit_bias: dict[int, float] | None = None
-    max_tokens: int | None = None
+    min_tokens: Count | None = None
+    logit_bias: Annotated[dict[int, Annotated[float, within(-100, 100)]], TOKEN_KEYS] | None = None
+    max_tokens: Count | None = None
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
     include_stop_str_in_output: bool | None = None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, cast
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from diptych.engine.wire import Grammar
 from diptych.server.errors import BadRequest
@@ -32,7 +33,7 @@ class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Returned as it came."""
 
     type: str
-    schema: msgspec.Raw = ABSENT
+    schema: msgspec.Raw | UnsetType = UNSET
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
@@ -187,7 +188,7 @@ def grammar_of(asked: ResponsesRequest) -> Grammar | None:
     if form is None:
         return elsewhere
     if form.type == "json_schema":
-        grammar = schema_grammar(form.schema, "text.format.schema")
+        grammar = schema_grammar(ABSENT if form.schema is UNSET else form.schema, "text.format.schema")
         if grammar is None:
             raise BadRequest("text.format.schema is missing", param="text.format.schema")
     elif form.type in ("text", "json_object"):

@@ -7,16 +7,12 @@ from dataclasses import dataclass
 
 from diptych.common_config import get_serving
 from diptych.engine.wire import Grammar, SamplingParams
+from diptych.server.bounds import MAX_SEED, MAX_STOP_LENGTH, MAX_STOP_STRINGS, MAX_STOP_TOKENS
 from diptych.server.errors import BadRequest
 from diptych.server.grammar_options import grammar_option
 from diptych.server.reasoning import ReasoningFormat
 from diptych.server.requests import SamplingFields
 from diptych.server.rooms import derive_room
-
-MAX_STOP_STRINGS = 64
-MAX_STOP_LENGTH = 1024
-MAX_STOP_TOKENS = 1024
-MAX_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from diptych.server.config_overlay import ConfigOverlay
 from diptych.server.frontend import Frontend, ModelFacts, WorkerKind
 from diptych.server.manager import TokenizerManager
 from diptych.server.metrics import FrontendMetrics
-from diptych.server.middleware import ROUTES
+from diptych.server.middleware import KINDS
 from diptych.server.sampling_options import Limits
 from diptych.server.scheduler_link import SchedulerLink
 from diptych.server.tokenizer import Tokenizer
@@ -37,6 +37,6 @@ async def test_every_route_that_takes_more_than_get_has_a_kind(tokenizer: Tokeni
             fault_injection=True,
         )
         app = make_app(frontend)
-        assert unclassified(app, ROUTES) == []
-        assert set(ROUTES) <= {resource.canonical for resource in app.router.resources()}
+        assert unclassified(app, KINDS) == []
+        assert set(KINDS) <= {resource.canonical for resource in app.router.resources()}
     link.close()
