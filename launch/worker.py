@@ -247,11 +247,14 @@ def _chat_template(tokenizer: Tokenizer) -> ChatTemplate | None:
     """The operator's template file, else the model's own. Raises `StartupError`."""
     path = get_model().chat_template
     try:
-        source = tokenizer.chat_template if path is None else Path(path).read_text(encoding="utf-8")
+        source, tool_source = tokenizer.chat_template, tokenizer.tool_chat_template
+        if path is not None:
+            source, tool_source = Path(path).read_text(encoding="utf-8"), None
         if source is None:
             return None
         special = {name: tokenizer.special(name) for name in SPECIAL_TOKENS}
-        return ChatTemplate(source, {name: text for name, text in special.items() if text is not None})
+        known = {name: text for name, text in special.items() if text is not None}
+        return ChatTemplate(source, known, tool_source=tool_source)
     except OSError as error:
         raise StartupError(f"--chat-template {path}: {error.strerror}") from None
     except jinja2.TemplateSyntaxError as error:

@@ -42,19 +42,25 @@ def _now(pattern: str) -> str:
 class ChatTemplate:
     """A compiled template with the model's special tokens. Raises `jinja2.TemplateSyntaxError` when bad."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], *, tool_source: str | None = None
+    ) -> None:
+        """`tool_source`: another template, for conversations with tools."""
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = _now
-        self.source = source
+        self.source = source + (tool_source or "")
+        """All there is, which shows how the model writes."""
         # Any use counts: templates assign to `tools` themselves when it is missing.
-        names = {node.name for node in environment.parse(source).find_all(nodes.Name)}
+        parsed = [environment.parse(text) for text in (source, tool_source) if text is not None]
+        names = {node.name for template in parsed for node in template.find_all(nodes.Name)}
         self.shows_tools = "tools" in names
         self.knows_effort = "reasoning_effort" in names
         self._template = environment.from_string(source)
+        self._tool_template = self._template if tool_source is None else environment.from_string(tool_source)
         self._special = dict(special_tokens)
 
     def render(
@@ -78,7 +84,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
         try:
-            text = self._template.render(variables)
+            text = (self._tool_template if tools else self._template).render(variables)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
             raise BadRequest(
                 f"the model's chat template refuses these messages: {error}", param="messages"

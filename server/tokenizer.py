@@ -48,7 +48,10 @@ class Tokenizer:
         self._inner.no_truncation()
         self._inner.no_padding()
         self.config: dict[str, object] = _read_json(folder / "tokenizer_config.json")
-        self.chat_template = _chat_template(folder, self.config)
+        templates = _chat_templates(folder, self.config)
+        self.chat_template = templates.get("default")
+        self.tool_chat_template = templates.get("tool_use")
+        """For conversations with tools, if the model has another one for those."""
         self.vocab_size: int = self._inner.get_vocab_size(with_added_tokens=True)
         added = self._inner.get_added_tokens_decoder()
         self._added = {token_id: token.content for token_id, token in added.items()}
@@ -141,14 +144,15 @@ def _read_json(path: Path) -> dict[str, object]:
     return value
 
 
-def _chat_template(folder: Path, config: dict[str, object]) -> str | None:
-    """Newer models keep the template in a file of its own; older ones in the tokenizer's configuration,
-    alone or as a list of named ones."""
-    own_file = folder / "chat_template.jinja"
-    if own_file.is_file():
-        return own_file.read_text(encoding="utf-8")
+def _chat_templates(folder: Path, config: dict[str, object]) -> dict[str, str]:
+    """By name: `default`, `tool_use`. Newer models keep each in a file of its own; older ones in the tokenizer's
+    configuration, alone or as a list of named ones."""
     value = config.get("chat_template")
-    if isinstance(value, list):
-        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
-        value = named.get("default")
-    return value if isinstance(value, str) else None
+    if not isinstance(value, list):
+        value = [{"name": "default", "template": value}]
+    found = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
+    files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    if (folder / "chat_template.jinja").is_file():
+        files["default"] = folder / "chat_template.jinja"
+    found |= {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+    return {name: text for name, text in found.items() if isinstance(name, str) and isinstance(text, str)}

@@ -162,3 +162,35 @@ def test_markers_that_are_special_tokens_reach_the_parser(marked: Tokenizer) -> 
     assert shown == text
     message = read(MessageParser(tools=MistralParser({"f"})), [shown])
     assert (message.content, made(message)) == ("Well.", [("f", '{"a": "é"}')])
+
+
+# ---- where templates are ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(model_dir: Path, tmp_path: Path) -> Path:
+    (tmp_path / "tokenizer.json").write_bytes((model_dir / "tokenizer.json").read_bytes())
+    return tmp_path
+
+
+def test_a_model_may_have_another_template_for_tools(folder: Path) -> None:
+    named = [{"name": "default", "template": PLAIN}, {"name": "tool_use", "template": QWEN}]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    tokenizer = Tokenizer(folder)
+    assert (tokenizer.chat_template, tokenizer.tool_chat_template) == (PLAIN, QWEN)
+    template = ChatTemplate(PLAIN, {}, tool_source=QWEN)
+    assert template.shows_tools
+    assert detect_tool_parser(template.source) == "hermes"
+    messages = [{"role": "user", "content": "Hi"}]
+    assert template.render(messages) == "<|im_start|>user\nHi<|im_end|>"
+    assert "For each function call" in template.render(messages, tools=[{"type": "function"}])
+
+
+def test_templates_in_files_come_first(folder: Path) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "old"}))
+    assert Tokenizer(folder).chat_template == "old"
+    (folder / "chat_template.jinja").write_text("new")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("for tools")
+    tokenizer = Tokenizer(folder)
+    assert (tokenizer.chat_template, tokenizer.tool_chat_template) == ("new", "for tools")
