@@ -34,7 +34,11 @@ def parse_url(words: Sequence[str]) -> str:
         port = parts.port
     except ValueError as error:
         raise ValueError(f"{text!r} is not a URL: {error}") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or any(c.isspace() for c in text):
+    if (
+        parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or any(c.isspace() or c == "\\" for c in text)
+    ):
         raise ValueError(f"{text!r} is not a URL such as http://127.0.0.1:30000")
     if (
         parts.path not in ("", "/")
@@ -44,6 +48,10 @@ def parse_url(words: Sequence[str]) -> str:
         or port == 0
     ):
         raise ValueError(f"{text!r} must be only scheme, host and port, such as http://127.0.0.1:30000")
+    try:
+        parts.hostname.encode("idna").decode("idna")
+    except UnicodeError:
+        raise ValueError(f"{text!r} has a host name that can't be one") from None
     return text.rstrip("/")
 
 
