@@ -15,6 +15,10 @@ DEFAULT_PORT = 0
 """`bootstrap_port` of an entry that doesn't name one, until resolution fills in the router's default."""
 
 
+MAX_HOST = 253
+"""Characters of a host name, by DNS."""
+
+
 class PrefillAddress(msgspec.Struct, frozen=True):
     """A prefill worker as the router is told about it."""
 
@@ -49,9 +53,12 @@ def parse_url(words: Sequence[str]) -> str:
     ):
         raise ValueError(f"{text!r} must be only scheme, host and port, such as http://127.0.0.1:30000")
     try:
-        parts.hostname.encode("idna").decode("idna")
+        name = parts.hostname.encode("idna")
+        name.decode("idna")
     except UnicodeError:
         raise ValueError(f"{text!r} has a host name that can't be one") from None
+    if len(name) > MAX_HOST:
+        raise ValueError(f"the host name has {len(name)} characters, and {MAX_HOST} at most are possible")
     return text.rstrip("/")
 
 
