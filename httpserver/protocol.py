@@ -119,6 +119,16 @@ class BoundedProtocol(web.RequestHandler):
             self._stop_deadline()
             self._answers = False
 
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Refusals that aiohttp makes before any middleware runs (417), in the shape of all other errors."""
+        self._stop_deadline()
+        if isinstance(resp, web.HTTPException) and resp.status >= 400:
+            body = error_body(resp.reason or "refused", code=f"http_{resp.status}")
+            resp = web.Response(body=body, status=resp.status, content_type="application/json")
+        return await super().finish_response(request, resp, start_time)
+
     def handle_error(
         self,
         request: web.BaseRequest,

@@ -196,6 +196,21 @@ async def test_a_line_that_is_too_long_gets_a_431(data: bytes) -> None:
         assert (answer.status, answer.error["code"]) == (431, "head_too_large")
 
 
+async def test_an_expectation_that_nobody_meets_gets_a_417_in_json() -> None:
+    async with serving() as server, connected(server) as client:
+        await client.send(
+            b"POST /echo HTTP/1.1\r\nHost: x\r\nExpect: miracles\r\nContent-Length: 2\r\n\r\nab"
+        )
+        answer = await client.answer()
+        assert (answer.status, answer.error["code"]) == (417, "http_417")
+        await client.send(
+            b"POST /echo HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
+        )
+        assert (await client.answer()).status == 100
+        await client.send(b"ab")
+        assert (await client.answer()).body == b"ab"
+
+
 async def test_a_handler_that_breaks_is_logged_and_answered_in_json(caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as server, connected(server) as client:
         server.go_on = None  # type: ignore[assignment]
