@@ -62,9 +62,11 @@ class RouterError(Exception):
 def from_http_exception(error: web.HTTPException, method: str, path: str, limit: int) -> RouterError:
     """aiohttp's own refusals in the shape clients parse. `limit`: the largest body in bytes."""
     if error.status == 404:
-        return RouterError(404, f"there is no route {path}", code="not_found")
-    if error.status == 405:
-        return RouterError(405, f"{path} does not take {method}", code="method_not_allowed")
+        return RouterError(404, f"no route {method} {path}", code="not_found")
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        message = f"{path} does not answer {method}, but {allowed}"
+        return RouterError(405, message, code="method_not_allowed")
     if error.status == 413:
         message = f"the request body is larger than {limit} bytes (--max-request-bytes)"
         return RouterError(413, message, code="request_too_large")

@@ -15,7 +15,7 @@ from diptych.server.body import decode_json, read_body
 from diptych.server.completions import tokenize_prompts
 from diptych.server.errors import BadRequest
 from diptych.server.frontend import FRONTEND, Frontend
-from diptych.server.grammar_options import grammar_option, refuse_outside_sampling_params
+from diptych.server.grammar_options import refuse_outside_sampling_params
 from diptych.server.logprobs import native_logprobs, native_top
 from diptych.server.plan import PromptPlan, check_rid, plan_samples
 from diptych.server.requests import GenerateRequest, NativeSampling
@@ -31,6 +31,9 @@ from diptych.server.sse import json_response, stream
 from diptych.server.unsupported import refuse_unsupported
 
 MAX_TOP_LOGPROBS = 128
+
+_INSIDE = "sampling_params."
+"""Before the names of the fields that are in there."""
 
 T = TypeVar("T", bool, int, str, NativeSampling)
 
@@ -90,12 +93,13 @@ async def _plan(frontend: Frontend, asked: GenerateRequest) -> tuple[list[Prompt
             top=whole(tops[number], 0, 0, MAX_TOP_LOGPROBS, "top_logprobs_num"),
         )
         # Their own names first; clients of the OpenAI routes send the other ones.
-        native_max, native_min = fields.max_new_tokens is not None, fields.min_new_tokens is not None
+        openai_max = fields.max_new_tokens is None and fields.max_tokens is not None
+        openai_min = fields.min_new_tokens is None and fields.min_tokens is not None
         length = LengthFields(
-            max_tokens=fields.max_new_tokens if native_max else fields.max_tokens,
-            max_name="sampling_params.max_new_tokens",
-            min_tokens=fields.min_new_tokens if native_min else fields.min_tokens,
-            min_name="sampling_params.min_new_tokens",
+            max_tokens=fields.max_tokens if openai_max else fields.max_new_tokens,
+            max_name=_INSIDE + ("max_tokens" if openai_max else "max_new_tokens"),
+            min_tokens=fields.min_tokens if openai_min else fields.min_new_tokens,
+            min_name=_INSIDE + ("min_tokens" if openai_min else "min_new_tokens"),
             prompt_name=prompt_name,
         )
         sampling = sampling_params(
@@ -105,12 +109,11 @@ async def _plan(frontend: Frontend, asked: GenerateRequest) -> tuple[list[Prompt
             frontend.model.limits,
             logprobs=report.top if report.wanted else None,
             prompt_logprobs=report.top if report.wanted and report.start < size else None,
-            grammar=grammar_option(fields, "sampling_params."),
+            prefix=_INSIDE,
         )
-        n = samples_per_prompt(fields.n)
-        plans.append(
-            PromptPlan(ids=prompt.ids, sampling=sampling, text=text_options(fields), n=n, rid=rids[number])
-        )
+        n = samples_per_prompt(fields.n, _INSIDE)
+        text = text_options(fields, _INSIDE)
+        plans.append(PromptPlan(ids=prompt.ids, sampling=sampling, text=text, n=n, rid=rids[number]))
         reports.append(report)
     return plans, reports
 

@@ -247,7 +247,7 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "guided_whitespace_pattern": (None,),
     "modalities": (None, ["text"]),
     "audio": (None,),
-    "prediction": (None,),
+    "moderation": (None,),
     "web_search_options": (None,),
     "chat_template": (None,),
     "return_hidden_states": (None, False),

@@ -40,7 +40,7 @@ class _Item:
 
 
 class ResponseOutput:
-    """Feed pieces; get back the events that tell of them. In the end there is a message, even an empty one."""
+    """Feed pieces; get back the events that tell of them. At the end there is a message, if an empty one."""
 
     def __init__(self, new_logprobs: Callable[[], tuple[object, ...]]) -> None:
         """`new_logprobs` gives those of the message's tokens that it hasn't given yet."""

@@ -93,7 +93,6 @@ REFUSED = Unsupported(
         "background": (None, False),
         "truncation": (None, "disabled"),
         "context_management": (None, []),
-        "moderation": (None,),
         "n": (None, 1),
     },
     instead={

@@ -105,19 +105,21 @@ def output_length(length: LengthFields, prompt_tokens: int, limits: Limits) -> i
     return asked
 
 
-def samples_per_prompt(n: int | None) -> int:
-    return whole(n, 1, 1, get_serving().max_n, "n")
+def samples_per_prompt(n: int | None, prefix: str = "") -> int:
+    return whole(n, 1, 1, get_serving().max_n, f"{prefix}n")
 
 
-def text_options(fields: SamplingFields) -> TextOptions:
+def text_options(fields: SamplingFields, prefix: str = "") -> TextOptions:
+    """`prefix` says where in the body the fields are. Raises `BadRequest` naming the field."""
+    param = f"{prefix}stop"
     stops = [fields.stop] if isinstance(fields.stop, str) else list(fields.stop or ())
     if len(stops) > MAX_STOP_STRINGS:
-        raise BadRequest(f"stop has {len(stops)} strings; at most {MAX_STOP_STRINGS} work", param="stop")
+        raise BadRequest(f"{param} has {len(stops)} strings; at most {MAX_STOP_STRINGS} work", param=param)
     for stop in stops:
         if not stop:
-            raise BadRequest("stop contains an empty string", param="stop")
+            raise BadRequest(f"{param} contains an empty string", param=param)
         if len(stop) > MAX_STOP_LENGTH:
-            raise BadRequest(f"a stop string is longer than {MAX_STOP_LENGTH} characters", param="stop")
+            raise BadRequest(f"a string of {param} is longer than {MAX_STOP_LENGTH} characters", param=param)
     return TextOptions(
         stops=tuple(dict.fromkeys(stops)),
         keep_stop=bool(fields.no_stop_trim or fields.include_stop_str_in_output),
@@ -134,33 +136,36 @@ def sampling_params(
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
     grammar: Grammar | None = None,
+    prefix: str = "",
 ) -> SamplingParams:
     """For one prompt; `plan_samples` makes those of its samples. `grammar` replaces what the fields ask for.
-    Raises `BadRequest` naming the field."""
+    `prefix` says where in the body the fields are. Raises `BadRequest` naming the field."""
     max_new_tokens = output_length(length, prompt_tokens, limits)
-    top_p = number(fields.top_p, 1.0, 0.0, 1.0, "top_p")
-    top_k = whole(fields.top_k, 0, -1, MAX_SEED, "top_k")
+    top_p = number(fields.top_p, 1.0, 0.0, 1.0, f"{prefix}top_p")
+    top_k = whole(fields.top_k, 0, -1, MAX_SEED, f"{prefix}top_k")
     if top_p == 0.0:  # the smallest nucleus is the likeliest token
         top_p, top_k = 1.0, 1
     return SamplingParams(
         max_new_tokens=max_new_tokens,
         min_new_tokens=whole(length.min_tokens, 0, 0, max_new_tokens, length.min_name),
-        seed=secrets.randbits(63) if fields.seed is None else whole(fields.seed, 0, 0, MAX_SEED, "seed"),
-        temperature=number(fields.temperature, 1.0, 0.0, 2.0, "temperature"),
+        seed=secrets.randbits(63)
+        if fields.seed is None
+        else whole(fields.seed, 0, 0, MAX_SEED, f"{prefix}seed"),
+        temperature=number(fields.temperature, 1.0, 0.0, 2.0, f"{prefix}temperature"),
         top_k=0 if top_k < 1 or top_k >= limits.vocab_size else top_k,
         top_p=top_p,
-        min_p=number(fields.min_p, 0.0, 0.0, 1.0, "min_p"),
+        min_p=number(fields.min_p, 0.0, 0.0, 1.0, f"{prefix}min_p"),
         repetition_penalty=number(
-            fields.repetition_penalty, 1.0, 0.0, 10.0, "repetition_penalty", above=True
+            fields.repetition_penalty, 1.0, 0.0, 10.0, f"{prefix}repetition_penalty", above=True
         ),
-        presence_penalty=number(fields.presence_penalty, 0.0, -2.0, 2.0, "presence_penalty"),
-        frequency_penalty=number(fields.frequency_penalty, 0.0, -2.0, 2.0, "frequency_penalty"),
-        stop_token_ids=_stop_token_ids(fields.stop_token_ids, limits),
+        presence_penalty=number(fields.presence_penalty, 0.0, -2.0, 2.0, f"{prefix}presence_penalty"),
+        frequency_penalty=number(fields.frequency_penalty, 0.0, -2.0, 2.0, f"{prefix}frequency_penalty"),
+        stop_token_ids=_stop_token_ids(fields.stop_token_ids, limits, f"{prefix}stop_token_ids"),
         ignore_eos=bool(fields.ignore_eos),
-        logit_bias=_logit_bias(fields.logit_bias, limits),
+        logit_bias=_logit_bias(fields.logit_bias, limits, f"{prefix}logit_bias"),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        grammar=grammar_option(fields) if grammar is None else grammar,
+        grammar=grammar_option(fields, prefix) if grammar is None else grammar,
     )
 
 
@@ -180,18 +185,18 @@ def check_token_ids(ids: list[int], limits: Limits, param: str) -> list[int]:
     return ids
 
 
-def _stop_token_ids(ids: list[int] | None, limits: Limits) -> tuple[int, ...]:
+def _stop_token_ids(ids: list[int] | None, limits: Limits, param: str) -> tuple[int, ...]:
     if not ids:
         return ()
     if len(ids) > MAX_STOP_TOKENS:
-        raise BadRequest(f"stop_token_ids has more than {MAX_STOP_TOKENS} entries", param="stop_token_ids")
-    return tuple(dict.fromkeys(check_token_ids(ids, limits, "stop_token_ids")))
+        raise BadRequest(f"{param} has more than {MAX_STOP_TOKENS} entries", param=param)
+    return tuple(dict.fromkeys(check_token_ids(ids, limits, param)))
 
 
-def _logit_bias(bias: dict[int, float] | None, limits: Limits) -> dict[int, float]:
+def _logit_bias(bias: dict[int, float] | None, limits: Limits, param: str) -> dict[int, float]:
     if not bias:
         return {}
-    check_token_ids(list(bias), limits, "logit_bias")
+    check_token_ids(list(bias), limits, param)
     for token_id, value in bias.items():
-        number(value, 0.0, -100.0, 100.0, f"logit_bias.{token_id}")
+        number(value, 0.0, -100.0, 100.0, f"{param}.{token_id}")
     return dict(bias)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 import msgspec
 
@@ -26,6 +26,10 @@ class Unsupported:
         self._fields = msgspec.defstruct(
             "_Fields", [(name, object, None) for name in self._accepted], bases=(_Probe,)
         )
+
+    @property
+    def names(self) -> Set[str]:
+        return self._accepted.keys()
 
     def refuse(self, body: bytes) -> None:
         """`body` is valid JSON. Raises `BadRequest` for the first field that asks for something we lack."""
