@@ -26,11 +26,15 @@ def model_for(registry: WorkerRegistry, asked: str | None) -> str | None:
         return None
     names = served_names(registry.workers)
     if asked is None or asked == ANY_MODEL:
-        paired = (name for name in names if all(registry.healthy(role, serving=name) for role in WorkerRole))
-        return next(paired, None)
+        return next((name for name in names if _has_pair(registry, name)), None)
     if asked not in names:
         shown = ", ".join(repr(name) for name in names)
         raise RouterError(
             404, f"the model {asked!r} is not served here; {shown} are", code="model_not_found", param="model"
         )
     return asked
+
+
+def _has_pair(registry: WorkerRegistry, name: str) -> bool:
+    """Whether each side has a healthy worker that is known to serve it, or to serve anything."""
+    return all(any(w.answers_to(name) for w in registry.healthy(role)) for role in WorkerRole)
