@@ -12,11 +12,13 @@ import msgspec
 
 from diptych.engine.faults import FaultChange, FaultReport
 
+GrammarKind = Literal["json_schema", "json_object", "regex", "ebnf", "lark", "structural_tag"]
+
 
 class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a sample's text must match, from its first token to its end."""
 
-    kind: Literal["json_schema", "json_object", "regex", "ebnf", "lark", "structural_tag"]
+    kind: GrammarKind
     text: str = ""
     """A JSON schema, a regular expression, a grammar in GBNF or in Lark's notation, or xgrammar's structural
     tag as JSON; nothing for `json_object`."""

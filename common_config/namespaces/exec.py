@@ -101,7 +101,7 @@ class GrammarFollowing(Namespace):
     )
     grammar_compile_timeout: float = leaf(
         10.0,
-        help="Longest time that compiling one grammar may take before its requests are refused.",
+        help="Processor time that compiling one grammar may take before its requests are refused.",
         unit="seconds",
         gt=0,
     )

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Collection
 from pathlib import Path
 
+from diptych.engine.grammar.bounds import MEMORY_BYTES
 from diptych.engine.grammar.errors import GrammarRefused
 from diptych.engine.grammar.frames import (
     REPLIES,
@@ -22,6 +23,7 @@ from diptych.engine.grammar.frames import (
     read_frame,
     write_frame,
 )
+from diptych.engine.grammar.vocabulary import Text
 from diptych.engine.wire import Grammar
 
 _SETTLING_SECONDS = 0.2
@@ -48,10 +50,10 @@ class CompilerLink:
         with self._lock:
             self._started()
 
-    def compile(self, grammar: Grammar, spelled: Collection[int], *, timeout: float) -> str:
-        """The compiled grammar, serialised. `timeout` in seconds. Raises `GrammarRefused`, and OSError
-        without a process."""
-        job = CompileJob(grammar=grammar, spelled=sorted(spelled), timeout=timeout)
+    def compile(self, grammar: Grammar, text: Text, *, timeout: float) -> str:
+        """The compiled grammar, serialised. `timeout`: seconds of processor time. Raises `GrammarRefused`,
+        and OSError without a process."""
+        job = CompileJob(grammar=grammar, text=text, timeout=timeout)
         ours, theirs = socket.socketpair()
         with ours, ours.makefile("rwb") as pipe:
             with theirs, self._lock:
@@ -62,8 +64,8 @@ class CompilerLink:
                 write_frame(pipe, job)
                 reply = read_frame(pipe, REPLIES)
         match reply:
-            case Compiled(text):
-                return text
+            case Compiled(serialised):
+                return serialised
             case Refused(message):
                 raise GrammarRefused(message)
             case Unusable(message):
@@ -77,7 +79,7 @@ class CompilerLink:
             if process is None or process.wait(_SETTLING_SECONDS) is not None:
                 return GrammarRefused("the process that compiles grammars has ended", status=503)
         return GrammarRefused(
-            f"it can't be compiled within {timeout:g} s and the memory that a grammar may take"
+            f"it can't be compiled within {timeout:g} s of processor time and {MEMORY_BYTES >> 20} MiB"
         )
 
     def _started(self) -> socket.socket:

@@ -14,12 +14,12 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, get_args
 
 import numpy as np
 
+from diptych.engine.grammar.bounds import MAX_COMPILED_BYTES, MEMORY_BYTES
 from diptych.engine.grammar.frames import (
     JOBS,
     SETUPS,
@@ -31,18 +31,12 @@ from diptych.engine.grammar.frames import (
     read_frame,
     write_frame,
 )
-from diptych.engine.grammar.vocabulary import Vocabulary, tokenizer_info
-from diptych.engine.wire import Grammar
+from diptych.engine.grammar.vocabulary import Text, Vocabulary, text_of, tokenizer_info
+from diptych.engine.wire import Grammar, GrammarKind
 
 if TYPE_CHECKING:
     import xgrammar
 
-MEMORY_BYTES = 1 << 30
-"""What one job may take beside what is loaded at start."""
-MAX_COMPILED_BYTES = 64 << 20
-"""Serialised; the scheduler keeps about as much."""
-MAX_WHITESPACE = 32
-"""Between two elements of JSON: any indentation, and an end to a model that writes nothing else."""
 NICENESS = 5
 """Tokens come first."""
 _PR_SET_PDEATHSIG = 1
@@ -90,13 +84,14 @@ def _work(compilers: _Compilers, connection: socket.socket, parent: int) -> NoRe
         job = read_frame(pipe, JOBS)
         if job is not None:
             _limit_memory()
-            signal.setitimer(signal.ITIMER_REAL, job.timeout)
+            # Of processor time, so that a busy machine refuses nothing. Its signal kills.
+            signal.setitimer(signal.ITIMER_PROF, job.timeout)
             write_frame(pipe, compilers.answer(job))
     os._exit(0)
 
 
 class _Compilers:
-    """One compiler for each set of special tokens that grammars spell out; nearly always the empty set."""
+    """One for each choice of tokens that are text; those that most grammars need are made before a fork."""
 
     def __init__(self, setup: CompilerSetup) -> None:
         """Raises ImportError without a usable xgrammar."""
@@ -105,11 +100,13 @@ class _Compilers:
         self._library = xgrammar
         self._setup = setup
         self._vocabulary = Vocabulary.from_dir(Path(setup.model_dir), setup.vocab_size)
-        self._plain = self._make(())
+        self._made: dict[Text, xgrammar.GrammarCompiler] = {}
+        for kind in get_args(GrammarKind):
+            self._compiler(text_of(self._vocabulary, Grammar(kind)))
 
     def answer(self, job: CompileJob) -> Compiled | Refused:
         try:
-            compiled = compile_grammar(self._make(job.spelled) if job.spelled else self._plain, job.grammar)
+            compiled = compile_grammar(self._compiler(job.text), job.grammar)
             if not self._begins(compiled):
                 return Refused("it allows no text that the model's tokens can spell")
             text = compiled.serialize_json()
@@ -121,9 +118,11 @@ class _Compilers:
             return Refused("compiled it is too large")
         return Compiled(text)
 
-    def _make(self, spelled: Collection[int]) -> xgrammar.GrammarCompiler:
-        info = tokenizer_info(self._vocabulary, self._setup.end_ids, spelled)
-        return self._library.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+    def _compiler(self, text: Text) -> xgrammar.GrammarCompiler:
+        if text not in self._made:
+            info = tokenizer_info(self._vocabulary, self._setup.end_ids, text)
+            self._made[text] = self._library.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        return self._made[text]
 
     def _begins(self, compiled: xgrammar.CompiledGrammar) -> bool:
         row = np.zeros((1, -(-self._setup.vocab_size // 32)), dtype=np.int32)
@@ -135,9 +134,10 @@ def compile_grammar(compiler: xgrammar.GrammarCompiler, grammar: Grammar) -> xgr
     """Raises RuntimeError with the library's message, which may begin with a place in its own sources."""
     match grammar.kind:
         case "json_schema":
-            return compiler.compile_json_schema(grammar.text, max_whitespace_cnt=MAX_WHITESPACE)
+            # Blanks without a limit: one of 32 makes what is compiled, stored and sent 80 times as large.
+            return compiler.compile_json_schema(grammar.text)
         case "json_object":
-            return compiler.compile_json_schema('{"type":"object"}', max_whitespace_cnt=MAX_WHITESPACE)
+            return compiler.compile_json_schema('{"type":"object"}')
         case "regex":
             return compiler.compile_regex(grammar.text)
         case "ebnf":

@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from diptych.engine.grammar.vocabulary import Text
 from diptych.engine.wire import Grammar
 
 T = TypeVar("T")
@@ -24,10 +25,9 @@ class CompilerSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 class CompileJob(msgspec.Struct, frozen=True, kw_only=True):
     grammar: Grammar
-    spelled: list[int]
-    """Special tokens that the grammar may use; see `vocabulary.tokenizer_info`."""
+    text: Text
     timeout: float
-    """Seconds; the job's process ends itself after that long."""
+    """Seconds of processor time, after which the job's process ends itself."""
 
 
 class Compiled(msgspec.Struct, frozen=True, tag="compiled"):

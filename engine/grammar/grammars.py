@@ -13,7 +13,7 @@ from diptych.engine.background import BackgroundPool
 from diptych.engine.grammar.compiler_link import CompilerLink
 from diptych.engine.grammar.errors import GrammarRefused
 from diptych.engine.grammar.matcher import Matcher
-from diptych.engine.grammar.vocabulary import Vocabulary, tokenizer_info
+from diptych.engine.grammar.vocabulary import Text, Vocabulary, text_of, tokenizer_info
 from diptych.engine.wire import Grammar, SamplingParams
 
 if TYPE_CHECKING:
@@ -41,14 +41,14 @@ class Grammars:
     Nothing is loaded or started before the first grammar comes."""
 
     def __init__(self, link: CompilerLink, *, timeout: float) -> None:
-        """`timeout`: seconds that compiling one grammar may take."""
+        """`timeout`: seconds of processor time that compiling one grammar may take."""
         self._link = link
         self._timeout = timeout
         self._pool = BackgroundPool(threads=AT_ONCE, name="grammar")
         self._lock = threading.Lock()
         """Guards `_vocabulary` and `_infos`, which the threads share."""
         self._vocabulary: Vocabulary | None = None
-        self._infos: OrderedDict[frozenset[int], xgrammar.TokenizerInfo] = OrderedDict()
+        self._infos: OrderedDict[Text, xgrammar.TokenizerInfo] = OrderedDict()
         self._compiling: set[bytes] = set()
         self._finished: queue.SimpleQueue[tuple[bytes, _Ready | GrammarRefused]] = queue.SimpleQueue()
         self._kept: OrderedDict[bytes, _Ready | GrammarRefused] = OrderedDict()
@@ -137,20 +137,20 @@ class Grammars:
         with self._lock:
             if self._vocabulary is None:
                 self._vocabulary = Vocabulary.from_dir(self._link.model_dir, self._link.vocab_size)
-            spelled = self._vocabulary.spelled_in(grammar.text)
-        text = self._link.compile(grammar, spelled, timeout=self._timeout)
-        compiled = xgrammar.CompiledGrammar.deserialize_json(text, self._info(spelled))
-        return _Ready(compiled, len(text))
+            text = text_of(self._vocabulary, grammar)
+        serialised = self._link.compile(grammar, text, timeout=self._timeout)
+        compiled = xgrammar.CompiledGrammar.deserialize_json(serialised, self._info(text))
+        return _Ready(compiled, len(serialised))
 
-    def _info(self, spelled: frozenset[int]) -> xgrammar.TokenizerInfo:
+    def _info(self, text: Text) -> xgrammar.TokenizerInfo:
         with self._lock:
             assert self._vocabulary is not None
-            if spelled not in self._infos:
-                self._infos[spelled] = tokenizer_info(self._vocabulary, self._link.end_ids, spelled)
-            self._infos.move_to_end(spelled)
+            if text not in self._infos:
+                self._infos[text] = tokenizer_info(self._vocabulary, self._link.end_ids, text)
+            self._infos.move_to_end(text)
             while len(self._infos) > _MAX_VOCABULARIES:
                 self._infos.popitem(last=False)
-            return self._infos[spelled]
+            return self._infos[text]
 
 
 def _key(grammar: Grammar) -> bytes:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import tokenizers
+
+from diptych.engine.wire import Grammar
 
 if TYPE_CHECKING:
     import xgrammar
@@ -45,17 +48,32 @@ class Vocabulary:
         return frozenset(token_id for token_id, content in self.special.items() if content in text)
 
 
-def tokenizer_info(
-    vocabulary: Vocabulary, end_ids: Sequence[int], spelled: Collection[int]
-) -> xgrammar.TokenizerInfo:
-    """Special tokens but those of `spelled` are no text: inside a JSON string, say, the detokeniser would
-    drop them, and what is left need not match any more."""
+class Text(msgspec.Struct, frozen=True):
+    """Which tokens are text to a grammar."""
+
+    spelled: frozenset[int] = frozenset()
+    """Special tokens that are. The detokeniser would drop others, from inside a JSON string, say, and what is
+    left need not match any more."""
+    controls: str | None = None
+    """Of the control characters below a blank, those that may occur; None is all."""
+
+
+def text_of(vocabulary: Vocabulary, grammar: Grammar) -> Text:
+    """The library lets strings of limited length hold control characters, which JSON forbids."""
+    controls = {"json_schema": "\n\r", "json_object": "\n\r", "structural_tag": "\t\n\r"}
+    return Text(vocabulary.spelled_in(grammar.text), controls.get(grammar.kind))
+
+
+def tokenizer_info(vocabulary: Vocabulary, end_ids: Sequence[int], text: Text) -> xgrammar.TokenizerInfo:
     import xgrammar
 
     tokens = list(vocabulary.tokens)
     for token_id in vocabulary.special:
-        if token_id not in spelled:
+        if token_id not in text.spelled:
             tokens[token_id] = b""
+    if text.controls is not None:
+        forbidden = re.compile(b"[%b]" % bytes(set(range(0x20)) - set(text.controls.encode())))
+        tokens = [b"" if forbidden.search(token) else token for token in tokens]
     return xgrammar.TokenizerInfo(
         tokens, xgrammar.VocabType.RAW, vocab_size=len(tokens), stop_token_ids=list(end_ids)
     )

@@ -9,6 +9,13 @@ import torch
 
 from diptych.engine.sampling.state import SamplingState
 
+_MASKS = torch.from_numpy(
+    np.where(
+        np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0.0, -np.inf
+    ).astype(np.float32)
+)
+"""[256, 8]: what is added to the logits of the eight tokens whose bits are in one octet, lowest first."""
+
 
 def edit_logits(logits: torch.Tensor, states: Sequence[SamplingState]) -> None:
     """Apply each row's edits to `logits` [R, V] in place, in this order: logit bias, repetition penalty,
@@ -41,10 +48,14 @@ def _mask_outside_grammar(logits: torch.Tensor, states: Sequence[SamplingState])
     if matchers:
         rows = list(matchers)
         packed = np.stack([grammar.allowed(go_on=state.goes_on) for state, grammar in matchers.values()])
-        words = torch.from_numpy(packed).to(logits.device)
-        bits = words.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32, device=logits.device) & 1
-        forbidden = bits.view(len(rows), -1)[:, : logits.shape[1]] == 0
-        logits[rows] = logits[rows].masked_fill_(forbidden, float("-inf"))
+        octets = torch.from_numpy(packed.view(np.uint8).astype(np.int32)).to(logits.device)
+        # Several times as fast as a mask of booleans on a CPU.
+        added = torch.nn.functional.embedding(octets, _MASKS.to(logits.device))
+        added = added.view(len(rows), -1)[:, : logits.shape[1]]
+        if len(rows) == len(states):
+            logits += added
+        else:
+            logits[rows] += added
 
 
 def _flat_index(logits: torch.Tensor, rows: Sequence[int], ids: Sequence[np.ndarray]) -> torch.Tensor:

@@ -96,6 +96,11 @@ def test_control_tokens_are_text_only_where_the_grammar_spells_them(follow: Foll
     assert CONTROL in next_tokens(follow("ebnf", 'root ::= "<|control|>" | "x"'))
 
 
+def test_strings_of_limited_length_hold_no_control_characters(follow: Follow) -> None:
+    following = accept(follow("json_schema", '{"type":"string","minLength":1,"maxLength":4}'), '"')
+    assert not next_tokens(following) & set(range(0x20))
+
+
 def test_ids_beyond_the_tokenizer_are_never_allowed(follow: Follow) -> None:
     assert max(next_tokens(follow("ebnf", "root ::= [^a]*"))) <= END
 

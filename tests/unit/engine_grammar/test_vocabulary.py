@@ -7,7 +7,7 @@ from pathlib import Path
 from support.byte_tokenizer import save_byte_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from diptych.engine.grammar.vocabulary import Vocabulary, tokenizer_info
+from diptych.engine.grammar.vocabulary import Text, Vocabulary, tokenizer_info
 
 
 def test_byte_level_tokens_are_the_bytes_that_their_stand_ins_stand_for(tmp_path: Path) -> None:
@@ -50,8 +50,8 @@ def test_special_tokens_are_text_where_they_are_spelled_out(tmp_path: Path) -> N
     vocabulary = Vocabulary.from_dir(save_byte_tokenizer(tmp_path), 300)
     spelled = vocabulary.spelled_in('root ::= "<|control|>"')
     assert spelled == {257}
-    assert tokenizer_info(vocabulary, [256], spelled).decoded_vocab[256:258] == [b"", b"<|control|>"]
-    plain = tokenizer_info(vocabulary, [256], frozenset())
+    assert tokenizer_info(vocabulary, [256], Text(spelled)).decoded_vocab[256:258] == [b"", b"<|control|>"]
+    plain = tokenizer_info(vocabulary, [256], Text())
     assert plain.decoded_vocab[257] == b""
     assert plain.stop_token_ids == [256]
     assert plain.vocab_size == 300
