@@ -93,7 +93,7 @@ class TokenizerManager:
         doesn't look for stop strings: ending a sample is for the decode worker, and an abort from here
         would stop the transfer."""
         self.check_admission()
-        for rid in {spec.rid for spec in specs}:
+        for rid in dict.fromkeys(spec.rid for spec in specs):
             if rid in self._public:
                 raise BadRequest(f"a request with the id {rid!r} is running", param="rid")
         samples = []

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Mapping, Set
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 from unit.common_config.sources import ROOT
@@ -22,11 +23,14 @@ from diptych.kvtransfer.stats import TransferStats
 from diptych.prefill import request as prefill_request
 from diptych.router import breaker
 from diptych.router.metrics import RouterMetrics
+from diptych.server import requests
 from diptych.server.metrics import FrontendMetrics
+from diptych.server.responses_request import REFUSED, ResponsesRequest
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 OPERATIONS = ROOT / "docs" / "operations.md"
+API = ROOT / "docs" / "api.md"
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -169,3 +173,16 @@ def real_metrics() -> set[str]:
 def test_operations_lists_every_metric_and_no_other() -> None:
     named = set(re.findall(r"\bdiptych_[a-z_]+", OPERATIONS.read_text()))
     assert named == real_metrics()
+
+
+STRUCTS = (
+    *(requests.ChatRequest, requests.CompletionRequest, ResponsesRequest),
+    *(requests.GenerateRequest, requests.NativeSampling, requests.StreamOptions),
+)
+
+
+def test_every_field_of_a_request_is_on_the_api_page() -> None:
+    fields = {field.encode_name for struct in STRUCTS for field in msgspec.structs.fields(struct)}
+    fields |= requests.UNSUPPORTED.keys() | REFUSED.names
+    named = {text.partition(":")[0] for text in CODE.findall(API.read_text())}
+    assert fields - named == set()

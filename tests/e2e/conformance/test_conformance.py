@@ -4,9 +4,7 @@ of each route (`table.py`), whole and streamed."""
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +21,16 @@ from diptych.server import requests
 from diptych.server.responses_request import REFUSED, ResponsesRequest
 
 from .answers import READ, comparable, names
-from .table import LONG, QUESTION, ROUTES, Fields, Refused
+from .asking import EVERYTHING, Reply, ask_all, reply
+from .chat_rows import LONG, QUESTION
+from .rows import Fields, Refused
+from .table import ROUTES
 
 FLAGS = (
     *("--dtype", "float32", "--max-total-tokens", "16384", "--max-running-requests", "32"),
     *("--served-model-name", "tiny", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3"),
     *("--default-max-tokens", "16"),
 )
-AT_ONCE = 12
 
 
 @pytest.fixture(scope="module")
@@ -58,66 +58,6 @@ def colocated(tiny: Path) -> Iterator[Colocated]:
 # ---- the table ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Asked:
-    route: str
-    row: str
-    variant: Fields | Refused
-    streamed: bool
-
-    @property
-    def prompt(self) -> str:
-        """The same for requests that have the same prompt."""
-        body = self.body()
-        return json.dumps([self.route, *(body.get(name) for name in PROMPT_FIELDS)])
-
-    def body(self) -> Fields:
-        fields = self.variant.fields if isinstance(self.variant, Refused) else self.variant
-        body = ROUTES[self.route].body(fields)
-        return body | {"stream": True} if self.streamed and self.row != "stream" else body
-
-
-EVERYTHING = [
-    Asked(path, row, variant, streamed)
-    for path, route in ROUTES.items()
-    for row, variants in route.rows.items()
-    for variant in variants
-    for streamed in (False, True)
-]
-
-PROMPT_FIELDS = (
-    *("messages", "tools", "tool_choice", "add_generation_prompt", "continue_final_message", "prompt"),
-    *("input", "instructions", "text", "input_ids"),
-)
-
-Reply = tuple[int, Any]
-"""Status, and a body: JSON, or the events of a stream."""
-
-
-async def _reply(session: aiohttp.ClientSession, url: str, body: Any) -> Reply:
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    async with session.post(url, data=data, headers={"Content-Type": "application/json"}) as response:
-        text = (await response.read()).decode()
-    if response.content_type != "text/event-stream":
-        return response.status, json.loads(text)
-    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
-    return response.status, [json.loads(line) for line in lines if line != "[DONE]"]
-
-
-async def _replies(server: str, asked: list[Asked]) -> list[Reply]:
-    limit = asyncio.Semaphore(AT_ONCE)
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
-
-        async def one(number: int, request: Asked) -> Reply:
-            body = request.body()
-            async with limit:
-                if isinstance(body.get("rid"), str) and body["rid"]:
-                    body["rid"] += f" {number}"
-                return await _reply(session, server + request.route, body)
-
-        return await asyncio.gather(*(one(number, request) for number, request in enumerate(asked)))
-
-
 Replies = dict[int, tuple[Reply, Reply]]
 """By position in EVERYTHING: what the disaggregated cluster answered, and the colocated worker."""
 
@@ -127,8 +67,8 @@ def replies(disaggregated: Cluster, colocated: Colocated) -> Replies:
     both = []
     for server in (disaggregated.client.url, colocated.client.url):
         # Each prompt once before, so that `cached_tokens` doesn't depend on who came first.
-        asyncio.run(_replies(server, [*{asked.prompt: asked for asked in EVERYTHING}.values()]))
-        both.append(asyncio.run(_replies(server, EVERYTHING)))
+        asyncio.run(ask_all(server, [*{asked.prompt: asked for asked in EVERYTHING}.values()]))
+        both.append(asyncio.run(ask_all(server, EVERYTHING)))
     return dict(enumerate(zip(*both, strict=True)))
 
 
@@ -238,7 +178,7 @@ PAGES = [
 def other_replies(disaggregated: Cluster, colocated: Colocated) -> dict[str, tuple[Reply, Reply]]:
     async def ask(server: str) -> list[Reply]:
         async with aiohttp.ClientSession() as session:
-            posted = [await _reply(session, server + path, body) for path, body in OTHERS.values()]
+            posted = [await reply(session, server + path, body) for path, body in OTHERS.values()]
             pages = []
             for path in PAGES:
                 async with session.get(server + path) as response:
