@@ -9,7 +9,7 @@ STAMP  := $(VENV)/.installed
 # mypy needs a folder named after the package; the repository root is that package.
 TYPES  := build/types
 
-.PHONY: setup mooncake-libraries serve test soak lint clean
+.PHONY: setup mooncake-libraries serve interop test soak lint clean
 
 setup: $(STAMP)
 
@@ -37,11 +37,25 @@ mooncake-libraries:
 serve: setup
 	$(BIN)/launch-local --model-path smollm2-135m-instruct --tool-call-parser hermes --port $(PORT)
 
+# Other people's clients, for tests/interop: an environment of their own, so that what they need doesn't touch ours.
+# Torch, which only guidellm wants, lies beside it: with torch at hand all of them would start seconds later.
+INTEROP := build/interop
+PINS    := tests/interop/requirements.txt
+INTO    := $(INTEROP)/venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile
+interop: $(INTEROP)/.installed
+
+$(INTEROP)/.installed: $(PINS)
+	rm -rf $(INTEROP)
+	$(PYTHON) -m venv $(INTEROP)/venv
+	$(INTO) --target $(INTEROP)/torch -c $(PINS) torch==2.13.0
+	$(INTO) --no-deps --only-binary :all: -r $(PINS)
+	touch $@
+
 # Two at a time: what computes in one thread, and then what mostly waits for deadlines. What starts workers that
 # compute on all cores runs by itself.
 SINGLE := tests/unit tests/kernels
 WAITS  := tests/chaos
-test: setup
+test: setup interop
 	GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest -n 2 --dist loadfile $(SINGLE)
 	GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest -n 2 --dist loadfile $(WAITS)
 	GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest $(addprefix --ignore=,$(SINGLE) $(WAITS))
