@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator
 import aiohttp
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from diptych.common_config import get_router, get_serving
+from diptych.httpserver.endpoints import add_route
 from diptych.httpserver.request_id import REQUEST_ID, add_request_id
 from diptych.httpserver.tls import worker_context
 from diptych.router.admission import Admission
@@ -23,28 +25,11 @@ from diptych.router.proxy import JOINT_SECONDS, Proxy, joint_answer
 from diptych.router.queue_metrics import QueueMetrics
 from diptych.router.registry import WorkerRegistry
 from diptych.router.relay import Relay
+from diptych.router.routes import ROUTES, SLOW_JOINT
 from diptych.router.sockets import worker_sockets
 from diptych.router.worker_metrics import EXPOSITION, scrape
 from diptych.router.worker_routes import WorkerRoutes
 from diptych.router.workers import Worker, WorkerRole
-
-GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/generate")
-
-JOINT = (
-    "/flush_cache",
-    "/abort_request",
-    "/pause_generation",
-    "/continue_generation",
-    "/update_weights_from_disk",
-    "/update_config",
-    "/start_profile",
-    "/stop_profile",
-)
-"""What every worker is to do, prefill and decode alike."""
-
-SLOW_JOINT = ("/update_weights_from_disk", "/stop_profile")
-"""May take as long as a request."""
-
 
 IDLE_SECONDS = 3.0
 """How long an idle connection to a worker is kept for the next request. A worker that closes one just when a
@@ -138,31 +123,28 @@ class RouterServer:
         )
         app.on_response_prepare.append(add_request_id)
         app.cleanup_ctx.append(self._lifespan)
-        for path in GENERATING:
-            app.router.add_post(path, self.generate)
-        app.router.add_get("/v1/models", self.list_models)
-        app.router.add_get("/v1/models/{name:.+}", self.show_model)
-        for path in ("/model_info", "/get_model_info"):
-            app.router.add_get(path, self.from_decode)
-        for path in ("/tokenize", "/detokenize"):
-            app.router.add_post(path, self.from_decode)
-        app.router.add_get("/health", self.health)
-        app.router.add_get("/health_generate", self.health_generate)
-        for path in ("/server_info", "/get_server_info"):
-            app.router.add_get(path, self.server_info)
-        app.router.add_get("/get_load", self.get_load)
-        app.router.add_get("/metrics", self.show_metrics)
-        app.router.add_get("/engine_metrics", self.show_engine_metrics)
-        for path in JOINT:
-            app.router.add_post(path, self.to_all_workers)
-        app.router.add_get("/flush_cache", self.to_all_workers)
-        app.router.add_get("/workers", self.list_workers)
-        app.router.add_post("/workers", self.add_worker)
-        one = "/workers/{worker_id:.+}"
-        app.router.add_get(one, self.show_worker)
-        app.router.add_delete(one, self.remove_worker)
-        app.router.add_put(one, self.change_worker)
-        app.router.add_patch(one, self.change_worker)
+        handlers: dict[str, Handler] = {
+            "generate": self.generate,
+            "from_decode": self.from_decode,
+            "to_all_workers": self.to_all_workers,
+            "health": self.health,
+            "health_generate": self.health_generate,
+            "list_models": self.list_models,
+            "show_model": self.show_model,
+            "server_info": self.server_info,
+            "get_load": self.get_load,
+            "show_metrics": self.show_metrics,
+            "show_engine_metrics": self.show_engine_metrics,
+            "list_workers": self.list_workers,
+            "add_worker": self.add_worker,
+            "show_worker": self.show_worker,
+            "remove_worker": self.remove_worker,
+            "change_worker": self.change_worker,
+            "show_document": self.show_document,
+        }
+        for name, endpoints in ROUTES.items():
+            for endpoint in endpoints:
+                add_route(app, endpoint, handlers[name])
         return app
 
     async def _lifespan(self, _: web.Application) -> AsyncIterator[None]:
@@ -205,6 +187,9 @@ class RouterServer:
 
     async def show_model(self, request: web.Request) -> web.Response:
         return await self.info.show_model(request.match_info["name"])
+
+    async def show_document(self, _: web.Request) -> web.Response:
+        return await self.info.document()
 
     async def get_load(self, request: web.Request) -> web.Response:
         return await self.info.get_load(request)

@@ -13,6 +13,7 @@ from aiohttp import web
 from diptych.common_config import readback
 from diptych.router.answers import json_response
 from diptych.router.errors import RouterError
+from diptych.router.openapi import joined_document
 from diptych.router.proxy import Proxy
 from diptych.router.registry import WorkerRegistry
 from diptych.router.worker_facts import WorkerClient
@@ -96,6 +97,15 @@ class InfoRoutes:
                 "config": readback(),
             }
         )
+
+    async def document(self) -> web.Response:
+        """The OpenAPI document; the first healthy decode worker that has one says what the workers take."""
+        told = None
+        for worker in self._registry.healthy(WorkerRole.DECODE):
+            told = await self._client(worker).json("/openapi.json")
+            if told is not None:
+                break
+        return json_response(joined_document(told))
 
     async def get_load(self, request: web.Request) -> web.Response:
         """The entries of every worker that answers, one list; each says whose it is."""

@@ -12,7 +12,6 @@ from diptych.common_config import get_observability, get_serving
 from diptych.httpserver.access import (
     ADMIN_REFUSED,
     KEY_REFUSED,
-    Access,
     Refusal,
     access_of,
     own_authorization,
@@ -24,31 +23,7 @@ from diptych.router.access_log import log_access
 from diptych.router.errors import RouterError, from_http_exception
 from diptych.router.journal import JOURNAL, Journal
 from diptych.router.metrics import RouterMetrics
-
-ROUTES = {
-    "/health": Access.OPEN,
-    "/metrics": Access.OPEN,
-    "/engine_metrics": Access.OPEN,
-    "/v1/chat/completions": Access.GENERATING,
-    "/v1/completions": Access.GENERATING,
-    "/v1/responses": Access.GENERATING,
-    "/generate": Access.GENERATING,
-    "/tokenize": Access.READING,
-    "/detokenize": Access.READING,
-    "/flush_cache": Access.ADMIN,
-    "/abort_request": Access.ADMIN,
-    "/pause_generation": Access.ADMIN,
-    "/continue_generation": Access.ADMIN,
-    "/update_weights_from_disk": Access.ADMIN,
-    "/update_config": Access.ADMIN,
-    "/start_profile": Access.ADMIN,
-    "/stop_profile": Access.ADMIN,
-    "GET /workers": Access.READING,
-    "/workers": Access.ADMIN,
-    "GET /workers/{worker_id}": Access.READING,
-    "/workers/{worker_id}": Access.ADMIN,
-}
-"""The kind of each route, for `access_of`; every one that takes more than GET is here."""
+from diptych.router.routes import KINDS
 
 CLIENT_LEFT = 499
 
@@ -59,7 +34,7 @@ def worker_headers(request: web.Request) -> dict[str, str]:
     """Headers for a worker on behalf of this client. The router's own key stands in where the client sent
     none (on routes that need none)."""
     headers = {name: request.headers[name] for name in _FORWARDED if name in request.headers}
-    own = own_authorization(access_of(ROUTES, request))
+    own = own_authorization(access_of(KINDS, request))
     if own is not None:
         headers.setdefault("Authorization", own)
     headers[HEADER] = request[REQUEST_ID]
@@ -68,7 +43,7 @@ def worker_headers(request: web.Request) -> dict[str, str]:
 
 def check_key(request: web.Request) -> None:
     """Raises RouterError (401, 403) unless the client sent a key that this route takes, if keys are set."""
-    refused = refusal(access_of(ROUTES, request), request.headers.get("Authorization", ""))
+    refused = refusal(access_of(KINDS, request), request.headers.get("Authorization", ""))
     if refused is Refusal.NOT_ADMIN:
         raise RouterError(403, ADMIN_REFUSED, code="insufficient_permissions")
     if refused is Refusal.UNKNOWN:

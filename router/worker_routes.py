@@ -1,60 +1,26 @@
 """`/workers`: list, add, change and remove workers while the router runs.
 
-The names of fields are those of existing PD routers where there are any. Workers that register themselves use
-the same `POST`, with `instance_id` and `lease`, again and again.
+Workers that register themselves use the same `POST`, with `instance_id` and `lease`, again and again.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import TypeVar
 
 import aiohttp
-import msgspec
 from aiohttp import web
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
-from diptych.common_config import get_router, parse_worker_url
+from diptych.common_config import get_router
 from diptych.router.answers import json_response
 from diptych.router.errors import RouterError
 from diptych.router.models import served_names
 from diptych.router.registry import WorkerRegistry
 from diptych.router.worker_facts import WorkerClient
+from diptych.router.worker_requests import NewWorker, WorkerChanges, decode, role_of, worker_url
 from diptych.router.workers import Origin, Worker, WorkerRole, role_mismatch
 
-
-class _Changes(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What may be changed of a worker; also part of what it is added with."""
-
-    bootstrap_port: int | UnsetType | None = UNSET
-    """None: it has no bootstrap service."""
-    labels: dict[str, str] | UnsetType = UNSET
-    lease: float | UnsetType | None = UNSET
-    """Seconds; None: it stays until it is removed."""
-
-
-class _NewWorker(_Changes, kw_only=True, forbid_unknown_fields=True):
-    url: str
-    role: str | None = None
-    worker_type: str | None = None
-    """Another name of `role`."""
-    model_id: str | None = None
-    """What it serves, until it says so itself."""
-    instance_id: str | None = None
-    """Given by a worker that registers itself: drawn anew by each process."""
-
-
-T = TypeVar("T", bound=_Changes)
-
-_FIELD = re.compile(r"field `(?P<own>\w+)`|`\$\.(?P<at>\w+)")
-"""The field in a msgspec message."""
-
-
-_MAX_LEASE = 86400.0
-_MAX_LABELS = 64
 _MAX_DISMISSED = 1024
-_MAX_TEXT = 256
 
 
 def describe(worker: Worker, *, leaving: bool = False) -> dict[str, object]:
@@ -111,10 +77,9 @@ class WorkerRoutes:
 
     async def add(self, body: bytes) -> web.Response:
         """202 for one that is new here, or a new process of one that was; 200 for a renewed lease."""
-        asked = _decode(body, _NewWorker)
-        url = _url(asked.url)
-        _check(asked)
-        role = _role(asked)
+        asked = decode(body, NewWorker)
+        url = worker_url(asked.url)
+        role = role_of(asked)
         port = asked.bootstrap_port
         if asked.instance_id is None:
             # Told by a third party: the worker itself may know better. One that isn't up yet can't be asked.
@@ -150,8 +115,7 @@ class WorkerRoutes:
     def change(self, wanted: str, body: bytes) -> web.Response:
         """Only what is named is changed."""
         worker = self._find(wanted)
-        asked = _decode(body, _Changes)
-        _check(asked)
+        asked = decode(body, WorkerChanges)
         if asked.bootstrap_port is not UNSET:
             if worker.role is WorkerRole.DECODE and asked.bootstrap_port is not None:
                 raise RouterError(400, "a decode worker has no bootstrap port", param="bootstrap_port")
@@ -241,48 +205,3 @@ def _done(worker: Worker, status: str, message: str) -> dict[str, object]:
         "location": f"/workers/{worker.id}",
         "worker": describe(worker, leaving=status in ("draining", "removed")),
     }
-
-
-def _decode(body: bytes, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        named = _FIELD.search(str(error))
-        raise RouterError(400, str(error), param=named and (named["own"] or named["at"])) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RouterError(400, f"the body is not a JSON object: {error}") from None
-
-
-def _url(text: str) -> str:
-    try:
-        return parse_worker_url((text,))
-    except ValueError as error:
-        raise RouterError(400, str(error), param="url") from None
-
-
-def _role(asked: _NewWorker) -> WorkerRole | None:
-    given = {name for name in (asked.role, asked.worker_type) if name is not None}
-    if not given:
-        return None
-    if len(given) > 1 or not given <= set(WorkerRole):
-        shown = " and ".join(sorted(given))
-        raise RouterError(400, f"role is {shown}; this router pairs prefill and decode workers", param="role")
-    return WorkerRole(given.pop())
-
-
-def _check(asked: _Changes) -> None:
-    port, lease = asked.bootstrap_port, asked.lease
-    if isinstance(port, int) and not 1 <= port <= 65535:
-        raise RouterError(400, f"bootstrap_port {port} is not from 1 to 65535", param="bootstrap_port")
-    if isinstance(lease, float) and not 1 <= lease <= _MAX_LEASE:
-        raise RouterError(400, f"lease {lease:g} is not from 1 to {_MAX_LEASE:g} seconds", param="lease")
-    if isinstance(asked.labels, dict):
-        sizes = [len(text) for pair in asked.labels.items() for text in pair]
-        if len(asked.labels) > _MAX_LABELS or max(sizes, default=0) > _MAX_TEXT:
-            raise RouterError(
-                400, f"more than {_MAX_LABELS} labels, or a text over {_MAX_TEXT}", param="labels"
-            )
-    if isinstance(asked, _NewWorker):
-        for name, text in (("instance_id", asked.instance_id), ("model_id", asked.model_id)):
-            if text is not None and not 0 < len(text) <= _MAX_TEXT:
-                raise RouterError(400, f"{name} is empty or over {_MAX_TEXT} characters", param=name)

@@ -16,7 +16,7 @@ from diptych.common_config.testing import reset_for_tests
 from diptych.httpserver import access
 from diptych.httpserver.access import Access, Refusal, access_of, own_authorization, refusal
 from diptych.router.app import RouterServer
-from diptych.router.middleware import ROUTES as ROUTER_ROUTES
+from diptych.router.routes import KINDS as ROUTER_ROUTES
 from diptych.server.middleware import KINDS as WORKER_ROUTES
 
 KEY, ADMIN = "ordinary-key", "admin-key"

@@ -1,10 +1,18 @@
-"""Every route of a worker that takes more than GET is of a kind: who may use it was thought about."""
+"""Every route of a worker that takes more than GET is of a kind: who may use it was thought about. And every
+one is in the OpenAPI document, and the document names no other."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import pytest
+import schemathesis
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 from unit.httpserver.test_access import unclassified
+from unit.httpserver.test_openapi import documented, served
 
 from diptych.common_config import override_config
 from diptych.server.app import make_app
@@ -18,7 +26,8 @@ from diptych.server.scheduler_link import SchedulerLink
 from diptych.server.tokenizer import Tokenizer
 
 
-async def test_every_route_that_takes_more_than_get_has_a_kind(tokenizer: Tokenizer) -> None:
+@pytest.fixture(params=[True, False], ids=["with faults", "without"])
+async def app(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> AsyncIterator[web.Application]:
     link = SchedulerLink()
     with override_config(model_path="/models/m"):
         frontend = Frontend(
@@ -34,9 +43,28 @@ async def test_every_route_that_takes_more_than_get_has_a_kind(tokenizer: Tokeni
             chat_template=None,
             created=0,
             find_weights=lambda path, load_format: Path(path),
-            fault_injection=True,
+            fault_injection=request.param,
         )
-        app = make_app(frontend)
-        assert unclassified(app, KINDS) == []
-        assert set(KINDS) <= {resource.canonical for resource in app.router.resources()}
+        yield make_app(frontend)
     link.close()
+
+
+async def test_every_route_that_takes_more_than_get_has_a_kind(app: web.Application) -> None:
+    assert unclassified(app, KINDS) == []
+    assert set(KINDS) - {"/faults"} <= {resource.canonical for resource in app.router.resources()}
+
+
+async def test_the_document_has_every_route_and_no_other(app: web.Application) -> None:
+    async with TestClient(TestServer(app)) as client:
+        document: dict[str, Any] = await (await client.get("/openapi.json")).json()
+    schemathesis.openapi.from_dict(document).validate()
+    assert documented(document) == served(app)
+    assert ("POST", "/v1/chat/completions") in documented(document)
+
+
+async def test_the_document_asks_for_the_key_that_other_reading_routes_ask_for(app: web.Application) -> None:
+    with override_config(api_key="secret"):
+        async with TestClient(TestServer(app)) as client:
+            assert (await client.get("/openapi.json")).status == 401
+            key = {"Authorization": "Bearer secret"}
+            assert (await client.get("/openapi.json", headers=key)).status == 200
