@@ -78,8 +78,10 @@ def known_flags() -> set[str]:
         flags.add(leaf.flag)
         if leaf.kind is bool:
             flags.add("--no-" + leaf.flag.removeprefix("--"))
-    for program in ("serving", "compare", "transfer", "routing"):
-        flags |= set(re.findall(r'"(--[a-z-]+)"', (ROOT / "bench" / f"{program}.py").read_text()))
+    programs = [ROOT / "bench" / f"{name}.py" for name in ("serving", "compare", "transfer", "routing")]
+    # Other people's clients, which a test runs with them.
+    for program in [*programs, *(ROOT / "tests" / "interop").glob("*.py")]:
+        flags |= set(re.findall(r'"(--[a-z-]+)', program.read_text()))
     return flags
 
 
