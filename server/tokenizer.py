@@ -145,8 +145,7 @@ def _read_json(path: Path) -> dict[str, object]:
 
 
 def _chat_templates(folder: Path, config: dict[str, object]) -> dict[str, str]:
-    """By name: `default`, `tool_use`. Newer models keep each in a file of its own; older ones in the tokenizer's
-    configuration, alone or as a list of named ones."""
+    """By name: `default`, `tool_use`. In files, or in the configuration, alone or in a list of named ones."""
     value = config.get("chat_template")
     if not isinstance(value, list):
         value = [{"name": "default", "template": value}]
