@@ -11,7 +11,6 @@ from typing import cast
 
 from aiohttp import web
 
-from diptych.common_config import get_serving
 from diptych.server.body import decode_json, read_body
 from diptych.server.errors import BadRequest
 from diptych.server.frontend import FRONTEND, Frontend
@@ -89,7 +88,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
 
 def _samples_drawn(asked: CompletionRequest, n: int) -> int:
     """Of each prompt. Raises `BadRequest` for a `best_of` that can't be had."""
-    drawn = whole(asked.best_of, n, 1, get_serving().max_n, "best_of")
+    drawn = n if asked.best_of is None else samples_per_prompt(asked.best_of, "best_of")
     if drawn < n:
         raise BadRequest(
             f"best_of is {drawn}, and n, the number of choices to return, is {n}", param="best_of"

@@ -111,7 +111,7 @@ async def _plan(frontend: Frontend, asked: GenerateRequest) -> tuple[list[Prompt
             prompt_logprobs=report.top if report.wanted and report.start < size else None,
             prefix=_INSIDE,
         )
-        n = samples_per_prompt(fields.n, _INSIDE)
+        n = samples_per_prompt(fields.n, f"{_INSIDE}n")
         text = text_options(fields, _INSIDE)
         plans.append(PromptPlan(ids=prompt.ids, sampling=sampling, text=text, n=n, rid=rids[number]))
         reports.append(report)

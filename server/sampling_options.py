@@ -105,8 +105,8 @@ def output_length(length: LengthFields, prompt_tokens: int, limits: Limits) -> i
     return asked
 
 
-def samples_per_prompt(n: int | None, prefix: str = "") -> int:
-    return whole(n, 1, 1, get_serving().max_n, f"{prefix}n")
+def samples_per_prompt(n: int | None, param: str = "n") -> int:
+    return whole(n, 1, 1, get_serving().max_n, param)
 
 
 def text_options(fields: SamplingFields, prefix: str = "") -> TextOptions:

@@ -11,6 +11,8 @@ VALUES = [
     *(None, True, False, 0, 1, -1, 2, 10**6, 2**63, 10**40, 0.5, -0.5, 1e308, "", "x", "\u0000", "é" * 300),
     *([], [1], ["x"], [[1, 2]], [None], [True], {}, {"a": 1}, {"5": 1}, {"text": "x"}, [{"role": "user"}]),
     *([{"role": "user", "content": "Hi"}], [{"role": "assistant", "tool_calls": [{}]}], {"stop": "x"}),
+    *([{"type": "message", "role": "user", "content": [{"type": "input_text"}]}], [{"type": "reasoning"}]),
+    *({"format": {"type": "json_schema"}}, {"effort": "low"}, ["message.output_text.logprobs"]),
 ]
 SHARED = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "n", "stop", "stop_token_ids", "min_tokens"),
@@ -25,6 +27,10 @@ ROUTES = {
     "/v1/completions": (
         {"prompt": "Hi", "max_tokens": 4},
         ("prompt", "echo", "logprobs", "best_of", "suffix", "stream_options"),
+    ),
+    "/v1/responses": (
+        {"input": "Hi", "max_output_tokens": 16},
+        ("input", "instructions", "text", "include", "top_logprobs", "reasoning", "metadata", "truncation"),
     ),
     "/generate": (
         {"text": "Hi", "sampling_params": {"max_new_tokens": 4}},
