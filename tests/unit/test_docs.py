@@ -78,7 +78,8 @@ def known_flags() -> set[str]:
         flags.add(leaf.flag)
         if leaf.kind is bool:
             flags.add("--no-" + leaf.flag.removeprefix("--"))
-    programs = [ROOT / "bench" / f"{name}.py" for name in ("serving", "compare", "transfer", "routing")]
+    names = ("serving", "compare", "transfer", "routing", "router")
+    programs = [ROOT / "bench" / f"{name}.py" for name in names]
     # Other people's clients, which a test runs with them.
     for program in [*programs, *(ROOT / "tests" / "interop").glob("*.py")]:
         flags |= set(re.findall(r'"(--[a-z-]+)', program.read_text()))

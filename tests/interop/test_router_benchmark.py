@@ -1,0 +1,25 @@
+"""`bench/router.py` drives both routers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from diptych.bench.router import DIRECT, PEER, Result, main
+
+from .conftest import ClientEnvironment
+
+
+def test_both_routers_are_measured_beside_the_direct_way(clients: ClientEnvironment, tmp_path: Path) -> None:
+    assert clients.bin / "python" == PEER
+    report = tmp_path / "report.json"
+    assert main(["--streams", "2", "--requests", "8", "--rounds", "2", "--json", str(report)]) == 0
+    results = msgspec.json.decode(report.read_bytes(), type=list[Result])
+    assert [(result.way, result.streams) for result in results] == [
+        (way, 2) for way in (DIRECT, "launch-router", "sglang-router")
+    ]
+    for result in results:
+        assert (result.requests, result.failed) == (8, 0)
+        assert 0 < result.first_p50 < result.whole_p50
+        assert (result.cpu_per_request > 0) == (result.way != DIRECT)
