@@ -64,12 +64,15 @@ Replies = dict[int, tuple[Reply, Reply]]
 
 @pytest.fixture(scope="module")
 def replies(disaggregated: Cluster, colocated: Colocated) -> Replies:
-    both = []
-    for server in (disaggregated.client.url, colocated.client.url):
+    async def ask(server: str) -> list[Reply]:
         # Each prompt once before, so that `cached_tokens` doesn't depend on who came first.
-        asyncio.run(ask_all(server, [*{asked.prompt: asked for asked in EVERYTHING}.values()]))
-        both.append(asyncio.run(ask_all(server, EVERYTHING)))
-    return dict(enumerate(zip(*both, strict=True)))
+        await ask_all(server, [*{asked.prompt: asked for asked in EVERYTHING}.values()])
+        return await ask_all(server, EVERYTHING)
+
+    async def ask_both() -> list[list[Reply]]:
+        return await asyncio.gather(*(ask(served.client.url) for served in (disaggregated, colocated)))
+
+    return dict(enumerate(zip(*asyncio.run(ask_both()), strict=True)))
 
 
 @pytest.mark.parametrize(
