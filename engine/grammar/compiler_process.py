@@ -37,6 +37,8 @@ from diptych.engine.wire import Grammar, GrammarKind
 if TYPE_CHECKING:
     import xgrammar
 
+WALL_SECONDS = 20
+"""Beside ten times the processor time: a job that gets no further for another reason ends too."""
 NICENESS = 5
 """Tokens come first."""
 _PR_SET_PDEATHSIG = 1
@@ -84,8 +86,9 @@ def _work(compilers: _Compilers, connection: socket.socket, parent: int) -> NoRe
         job = read_frame(pipe, JOBS)
         if job is not None:
             _limit_memory()
-            # Of processor time, so that a busy machine refuses nothing. Its signal kills.
+            # Of processor time, so that a busy machine refuses nothing. The signals kill.
             signal.setitimer(signal.ITIMER_PROF, job.timeout)
+            signal.setitimer(signal.ITIMER_REAL, WALL_SECONDS + 10 * job.timeout)
             write_frame(pipe, compilers.answer(job))
     os._exit(0)
 

@@ -99,6 +99,7 @@ def test_a_killed_compiler_is_started_again_and_closing_gives_up_its_jobs(gramma
     link.start()
     assert link._process is not None
     link._process.kill()
+    link._process.wait()
     matcher_of(closing, Grammar("regex", "a"))
     process = link._process
     closing.matcher(sampling(Grammar("json_schema", ENDLESS)))
