@@ -17,6 +17,13 @@ ERROR_WRITE_TIMEOUT = 1.0
 """Seconds that a client which has stopped reading gets to take the final error event."""
 
 
+class _RelayedResponse(web.StreamResponse):
+    """Its head leaves together with the first bytes of its body, as that of aiohttp's own whole answers does:
+    one system call and one packet for both."""
+
+    _send_headers_immediately = False
+
+
 class ClientStream:
     """Wraps one client request and its answer."""
 
@@ -29,12 +36,13 @@ class ClientStream:
 
     @property
     def started(self) -> bool:
-        """True once the head (and so possibly output) has gone to the client: no retry from here on."""
+        """True once the head (and so possibly output) may have gone to the client: no retry from here on."""
         return self._response is not None
 
     async def start(self, status: int, headers: dict[str, str]) -> None:
-        """Send the head. Raises ConnectionResetError if the client is gone, as do the other writers."""
-        self._response = web.StreamResponse(status=status, headers=headers)
+        """Make the head, which goes out with what is written next, or with the end. Raises
+        ConnectionResetError if the client is gone, as do the writers."""
+        self._response = _RelayedResponse(status=status, headers=headers)
         await self._response.prepare(self._request)
 
     async def write(self, chunk: bytes) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from diptych.router.histogram import RouteHistogram, Series
 from diptych.router.queue_metrics import BreakerMetrics, QueueMetrics
 from diptych.router.workers import Worker
 
@@ -19,10 +20,10 @@ _WHOLE_BUCKETS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 50, 100, 200, 400
 class RouteTimes:
     """The histograms of one generating route, in seconds."""
 
-    first_byte: Histogram
-    first_token: Histogram
-    gap: Histogram
-    whole: Histogram
+    first_byte: Series
+    first_token: Series
+    gap: Series
+    whole: Series
 
     def began(self, seconds: float, *, streams: bool) -> None:
         """The first byte has gone to the client."""
@@ -38,7 +39,7 @@ class RouterMetrics:
         self.registry = CollectorRegistry()
         self.queue = QueueMetrics(self.registry)
         self.breakers = BreakerMetrics(self.registry)
-        self.requests = Counter(
+        self._requests = Counter(
             "diptych_router_requests",
             "Requests answered, by route and status (499: the client left first).",
             ["route", "status"],
@@ -68,27 +69,34 @@ class RouterMetrics:
             ["role", "worker"],
             registry=self.registry,
         )
-        self._first_byte = self._histogram(
+        self._first_byte = RouteHistogram(
             "diptych_router_first_byte_seconds",
             "From a generating request's arrival to its first byte sent to the client.",
             _FIRST_BYTE_BUCKETS,
+            self.registry,
         )
-        self._ttft = self._histogram(
+        self._ttft = RouteHistogram(
             "diptych_router_time_to_first_token_seconds",
             "The same of streams alone.",
             _FIRST_BYTE_BUCKETS,
+            self.registry,
         )
-        self._gap = self._histogram(
+        self._gap = RouteHistogram(
             "diptych_router_inter_token_latency_seconds",
             "Between two pieces of a stream: a token each, unless the client or the network is slow.",
             _GAP_BUCKETS,
+            self.registry,
         )
-        self._whole = self._histogram(
+        self._whole = RouteHistogram(
             "diptych_router_request_seconds",
             "From a generating request's arrival to its last byte sent to the client, of complete answers.",
             _WHOLE_BUCKETS,
+            self.registry,
         )
         self._times: dict[str, RouteTimes] = {}
+        # To look a series up by its labels costs more than to count.
+        self._answered: dict[tuple[str, int], Counter] = {}
+        self._sent_to: dict[Worker, Counter] = {}
         self._in_flight = Gauge(
             "diptych_router_worker_in_flight",
             "Requests a worker hasn't finished answering.",
@@ -106,29 +114,35 @@ class RouterMetrics:
         """Where one route's times go."""
         if (known := self._times.get(route)) is None:
             known = self._times[route] = RouteTimes(
-                *(h.labels(route) for h in (self._first_byte, self._ttft, self._gap, self._whole))
+                *(h.of(route) for h in (self._first_byte, self._ttft, self._gap, self._whole))
             )
         return known
+
+    def answered(self, route: str, status: int) -> None:
+        """A request to this route is over."""
+        if (series := self._answered.get((route, status))) is None:
+            series = self._answered[route, status] = self._requests.labels(route, str(status))
+        series.inc()
 
     def sent_to(self, *workers: Worker) -> None:
         """A leg goes to each of them."""
         for worker in workers:
-            self._worker_requests.labels(worker.role.value, worker.url).inc()
+            if (series := self._sent_to.get(worker)) is not None:  # else it was removed a moment ago
+                series.inc()
 
     def added(self, worker: Worker) -> None:
         """Report this worker's load and health; read when scraped."""
         labels = (worker.role.value, worker.url)
+        self._sent_to[worker] = self._worker_requests.labels(*labels)
         self._in_flight.labels(*labels).set_function(lambda: worker.in_flight)
         self._healthy.labels(*labels).set_function(lambda: float(worker.healthy))
 
     def removed(self, worker: Worker) -> None:
         """Its series end: workers that come and go on changing addresses must not pile up here."""
         labels = {"role": worker.role.value, "worker": worker.url}
+        del self._sent_to[worker]
         for metric in (self._in_flight, self._healthy, self.leg_failures, self._worker_requests):
             metric.remove_by_labels(labels)
-
-    def _histogram(self, name: str, documentation: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, documentation, ["route"], buckets=buckets, registry=self.registry)
 
     def exposition(self) -> bytes:
         return bytes(generate_latest(self.registry))

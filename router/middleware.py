@@ -94,7 +94,7 @@ def make_middleware(metrics: RouterMetrics) -> Middleware:
             resource = request.match_info.route.resource
             # A path from outside must not become a label: that would grow without bound.
             route = resource.canonical if resource is not None else "unknown"
-            metrics.requests.labels(route, str(status)).inc()
+            metrics.answered(route, status)
             if get_observability().log_requests:
                 log_access(request, route, status, journal, response)
 

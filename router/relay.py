@@ -168,6 +168,9 @@ class Relay:
                     for worker in guilty([error], []):
                         worker.breaker.failed()
 
+        if prefill.done():  # as a rule, since it has one token to answer
+            ended(prefill)
+            return
         limit = asyncio.get_running_loop().call_later(get_router().request_timeout, prefill.cancel)
         self._background.add(prefill)
         prefill.add_done_callback(ended)
