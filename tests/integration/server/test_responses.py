@@ -96,7 +96,7 @@ async def test_events_come_in_the_documented_order_and_add_up_to_the_answer(clie
     assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "completed"]
     deltas = stream[4:-4]
     assert {event["type"] for event in deltas} == {"response.output_text.delta"}
-    assert len(deltas) > 5
+    assert len(deltas) > 1
     done, part, item, completed = stream[-4:]
     assert "".join(event["delta"] for event in deltas) == done["text"] == part["part"]["text"] == TEXT
     logprobs = [entry for event in deltas for entry in event["logprobs"]]
