@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import schemathesis
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
@@ -48,7 +47,6 @@ async def test_the_routers_document_has_every_route_and_no_other_also_without_wo
 ) -> None:
     async with TestClient(TestServer(router_app)) as client:
         document = await (await client.get("/openapi.json")).json()
-    schemathesis.openapi.from_dict(document).validate()
     assert documented(document) == served(router_app)
     assert ("DELETE", "/workers/{worker_id}") in documented(document)
 
@@ -70,7 +68,6 @@ def test_a_workers_document_says_what_relayed_routes_take_and_answer() -> None:
     assert "PauseRequest" in json.dumps(pause["requestBody"])
     assert "JointAnswer" in json.dumps(pause["responses"]), "that answer is the router's own"
     assert joined["paths"]["/server_info"] == alone["paths"]["/server_info"]
-    schemathesis.openapi.from_dict(joined).validate()
 
 
 @pytest.mark.parametrize(

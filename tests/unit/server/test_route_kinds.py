@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import schemathesis
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from unit.httpserver.test_access import unclassified
@@ -57,7 +56,6 @@ async def test_every_route_that_takes_more_than_get_has_a_kind(app: web.Applicat
 async def test_the_document_has_every_route_and_no_other(app: web.Application) -> None:
     async with TestClient(TestServer(app)) as client:
         document: dict[str, Any] = await (await client.get("/openapi.json")).json()
-    schemathesis.openapi.from_dict(document).validate()
     assert documented(document) == served(app)
     assert ("POST", "/v1/chat/completions") in documented(document)
 
