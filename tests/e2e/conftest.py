@@ -1,4 +1,3 @@
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,14 +23,6 @@ def oracle(model_dir: Path) -> GreedyOracle:
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """After each test file: no process, no `/dev/shm` entry, no socket file."""
-    before = leftovers()
+    """After each test file no process of it runs. Of files that outlive a process: `tests/conftest.py`."""
     yield
     assert eventually_no_processes() == []
-    assert leftovers() <= before
-
-
-def leftovers() -> set[str]:
-    """Names that outlive a process. The workers' own sockets are abstract and go with the process."""
-    temporary = {entry for entry in os.listdir("/tmp") if "diptych" in entry or "ucx" in entry.lower()}
-    return {f"/dev/shm/{entry}" for entry in os.listdir("/dev/shm")} | {f"/tmp/{e}" for e in temporary}
