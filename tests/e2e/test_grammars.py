@@ -22,7 +22,7 @@ SCHEMAS = 200
 MAX_TOKENS = 80
 AT_ONCE = 50
 """Requests; a third of them run at a time."""
-FLAGS = ("--max-running-requests", "16", "--page-size", "4", "--grammar-compile-timeout", "1")
+FLAGS = ("--max-running-requests", "16", "--page-size", "4", "--grammar-compile-timeout", "0.5")
 SMALL_POOL = ("--max-total-tokens", "192", "--num-reserved-decode-tokens", "0")
 """For decode: samples are parked in the middle of their grammars."""
 
