@@ -1,7 +1,9 @@
-"""`python -m diptych.bench.router`: what a router adds to a request, ours beside `sglang-router`.
+"""`python -m diptych.bench.router`: what a router adds to a stream's latencies, and its processor time.
 
-Two echo workers, each a process of its own, stand for a prefill and a decode worker. The same streamed chats
-go straight to the decode worker and through each router in turn; the difference is what the router adds.
+A pair of workers that answer at a set pace (`bench/paced_worker.py`) is asked directly, through
+`launch-router` and through the released `sglang-router`; in turn, round after round, so that whatever else
+the machine does hits all alike. What is *added* is a percentile through a router less the same percentile of
+asking directly.
 """
 
 from __future__ import annotations
@@ -19,118 +21,129 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import aiohttp
 import msgspec
 import psutil
 
-from diptych.bench.servers import free_port, running_server, script
+from diptych.bench.servers import ServerFailed, free_port, running_server, script
 from diptych.bench.stats import percentile
+from diptych.bench.stream_load import Samples, closed_loop
 from diptych.bench.table import table
 
 PEER = Path(__file__).parents[1] / "build" / "interop" / "venv" / "bin" / "python"
-TOKENS = 8
-TOKENS_PER_SECOND = 1280
+PIECES = 16
+"""Of each stream."""
+PIECES_PER_SECOND = 1280
 """Of all streams together, however many: few enough that two cores have time to spare, so that what is
 measured is no queue for a processor."""
-READY_SECONDS = 30.0
+SHORT_USERS = 8
+"""Who ask for answers that aren't streamed, each as fast as it gets them."""
+READY_SECONDS = 60.0
 DIRECT = "direct"
 
 
-class Sample(msgspec.Struct):
-    """One request, in seconds."""
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    users: int
+    stream: bool
 
-    first: float
-    """To the first byte of the answer's body."""
-    whole: float
+    @property
+    def name(self) -> str:
+        if self.stream:
+            return f"{self.users} stream{'s' if self.users > 1 else ''}"
+        return f"short answers, {self.users} users"
+
+    @property
+    def gap(self) -> float:
+        """Seconds between two pieces of a stream."""
+        return self.users / PIECES_PER_SECOND
 
 
 class Result(msgspec.Struct, kw_only=True):
-    """One way to the workers under one number of streams; seconds."""
+    """One way to the workers under one load, all rounds together; seconds."""
 
     way: str
-    streams: int
+    load: Load
     requests: int
     failed: int
+    requests_per_second: float
     first_p50: float
+    """To the first byte of the answer's body."""
     first_p99: float
-    whole_p50: float
-    whole_p99: float
+    piece_p50: float | None
+    """Of a later piece, from the worker's sending until it is read; None for answers that aren't streamed."""
+    piece_p99: float | None
     cpu_per_request: float
     """Of the router's processes; 0 without one."""
 
-    def times(self) -> tuple[float, ...]:
-        return self.first_p50, self.first_p99, self.whole_p50, self.whole_p99
+    def times(self) -> tuple[float | None, ...]:
+        return self.first_p50, self.first_p99, self.piece_p50, self.piece_p99
 
 
 class Way:
-    """Where requests are sent, and what they took there."""
+    """Where requests are sent, and what became of them there."""
 
-    def __init__(self, name: str, url: str, router: psutil.Process | None) -> None:
+    def __init__(self, name: str, port: int, router: psutil.Process | None = None) -> None:
         self.name = name
-        self.url = url
-        self.router = router
-        self.samples: list[Sample] = []
-        self.failed = 0
-        self.cpu_seconds = 0.0
+        self._port = port
+        self._router = router
+        self.forget()
 
-    async def send(self, streams: int, each: int) -> None:
-        """`each` requests on each of so many streams, one after the other."""
-        before = self._cpu()
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
-            # Spread over one request's time, so that streams don't march in step.
-            wait = TOKENS / TOKENS_PER_SECOND
-            await asyncio.gather(*(self._stream(client, i * wait, each) for i in range(streams)))
-        self.cpu_seconds += self._cpu() - before
-
-    async def _stream(self, client: aiohttp.ClientSession, wait: float, each: int) -> None:
-        await asyncio.sleep(wait)
-        body = {
-            "model": "echo",
-            "messages": [{"role": "user", "content": "How long does it take to go through?"}],
-            "max_tokens": TOKENS,
-            "stream": True,
-        }
-        for _ in range(each):
-            started = time.perf_counter()
-            async with client.post(f"{self.url}/v1/chat/completions", json=body) as response:
-                answer = await response.content.readany()
-                first = time.perf_counter() - started
-                answer += await response.content.read()
-            if response.status == 200 and answer.endswith(b"data: [DONE]\n\n"):
-                self.samples.append(Sample(first, time.perf_counter() - started))
-            else:
-                self.failed += 1
-
-    def _cpu(self) -> float:
-        if self.router is None:
-            return 0.0
-        processes = [self.router, *self.router.children(recursive=True)]
-        return sum(sum(process.cpu_times()[:2]) for process in processes)
+    def send(self, load: Load, each: int) -> None:
+        """`each` requests of each user, one after the other."""
+        spread = load.gap * PIECES if load.stream else 0.0
+        cpu, started = self._cpu(), time.monotonic()
+        loop = closed_loop(
+            self._port, load.users, each, pieces=PIECES if load.stream else None, spread=spread
+        )
+        self._samples.add(asyncio.run(loop))
+        self._seconds += time.monotonic() - started
+        self._cpu_seconds += self._cpu() - cpu
 
     def forget(self) -> None:
-        """What the way took so far, for warming up."""
-        self.samples.clear()
-        self.cpu_seconds = 0.0
+        """What came before, to warm up."""
+        self._samples = Samples()
+        self._seconds = 0.0
+        self._cpu_seconds = 0.0
 
-    def result(self, streams: int) -> Result:
-        first = [sample.first for sample in self.samples]
-        whole = [sample.whole for sample in self.samples]
+    def result(self, load: Load) -> Result:
+        """Raises ServerFailed when no request was answered."""
+        samples = self._samples
+        good = samples.requests - samples.failed
+        if samples.failed:
+            print(f"{self.name}, {load.name}: {samples.failed} failed: {samples.error}", file=sys.stderr)
+        if not good:
+            raise ServerFailed(f"{self.name}: no request was answered: {samples.error}")
+        transit = samples.transit
         return Result(
             way=self.name,
-            streams=streams,
-            requests=len(self.samples),
-            failed=self.failed,
-            first_p50=percentile(first, 50),
-            first_p99=percentile(first, 99),
-            whole_p50=percentile(whole, 50),
-            whole_p99=percentile(whole, 99),
-            cpu_per_request=self.cpu_seconds / len(self.samples),
+            load=load,
+            requests=samples.requests,
+            failed=samples.failed,
+            requests_per_second=good / self._seconds,
+            first_p50=percentile(samples.first_byte, 50),
+            first_p99=percentile(samples.first_byte, 99),
+            piece_p50=percentile(transit, 50) if transit else None,
+            piece_p99=percentile(transit, 99) if transit else None,
+            cpu_per_request=self._cpu_seconds / good,
         )
+
+    def _cpu(self) -> float:
+        if self._router is None:
+            return 0.0
+        family = [self._router, *self._router.children(recursive=True)]
+        return sum(times.user + times.system for times in (member.cpu_times() for member in family))
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, TimeoutError, ConnectionError):
+        return False
 
 
 @contextlib.contextmanager
-def router_process(command: Sequence[str], ready: str, log: Path) -> Iterator[psutil.Process]:
-    """Run a router; yields once `ready` answers 200. Raises RuntimeError if it doesn't."""
+def router_process(command: Sequence[str], ready_url: str, log: Path) -> Iterator[psutil.Process]:
+    """Run a router; yields once `ready_url` answers 200. Raises ServerFailed if it doesn't."""
     # Nothing of it should look for a model on the internet.
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_ENDPOINT": "http://127.0.0.1:1"}
     with log.open("wb") as sink:
@@ -139,9 +152,9 @@ def router_process(command: Sequence[str], ready: str, log: Path) -> Iterator[ps
         )
         try:
             deadline = time.monotonic() + READY_SECONDS
-            while not _answers(ready):
+            while not _answers(ready_url):
                 if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(
+                    raise ServerFailed(
                         f"{command[0]} isn't ready:\n{log.read_text(errors='replace')[-2000:]}"
                     )
                 time.sleep(0.1)
@@ -151,79 +164,110 @@ def router_process(command: Sequence[str], ready: str, log: Path) -> Iterator[ps
             process.wait()
 
 
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as response:
-            return bool(response.status == 200)
-    except urllib.error.URLError:
-        return False
-
-
-def measure(streams: int, each: int, rounds: int, peer: Path | None, folder: Path) -> list[Result]:
-    """All ways under one number of streams, in turn, so that what else the machine does hits each."""
-    gap = str(streams / TOKENS_PER_SECOND)
+@contextlib.contextmanager
+def ways_to_workers(gap: float, peer: Path | None, folder: Path) -> Iterator[list[Way]]:
+    """A pair of workers, and each router before it."""
+    prefill, decode = free_port(), free_port()
+    workers = [sys.executable, "-m", "diptych.bench.paced_worker", str(prefill), str(decode)]
+    pair = [
+        "--prefill",
+        f"http://127.0.0.1:{prefill}",
+        str(prefill),
+        "--decode",
+        f"http://127.0.0.1:{decode}",
+    ]
+    commands = {"launch-router": ([script("launch-router")], "health")}
+    if peer is not None:
+        options = ["--pd-disaggregation", "--prometheus-port", str(free_port()), "--log-level", "error"]
+        commands["sglang-router"] = (
+            [str(peer), "-m", "sglang_router.launch_router", *options],
+            "readiness",
+        )
     with contextlib.ExitStack() as stack:
-        urls = {}
-        for role in ("prefill", "decode"):
-            port = str(free_port())
-            echo = [sys.executable, "-m", "diptych.bench.echo_worker", "--role", role, "--port", port]
-            stack.enter_context(running_server([*echo, "--token-gap", gap], folder / f"{role}.log"))
-            urls[role] = f"http://127.0.0.1:{port}"
-        pair = ["--prefill", urls["prefill"], urls["prefill"].rpartition(":")[2], "--decode", urls["decode"]]
-        commands = {"launch-router": ([script("launch-router")], "health")}
-        if peer is not None:
-            options = ["--pd-disaggregation", "--prometheus-port", str(free_port()), "--log-level", "error"]
-            module = [str(peer), "-m", "sglang_router.launch_router"]
-            commands["sglang-router"] = ([*module, *options], "readiness")
-        ways = [Way(DIRECT, urls["decode"], None)]
+        stack.enter_context(
+            running_server([*workers, "--gap-ms", str(1e3 * gap)], folder / "workers.log", READY_SECONDS)
+        )
+        ways = [Way(DIRECT, decode)]
         for name, (command, path) in commands.items():
-            url = f"http://127.0.0.1:{free_port()}"
-            address = ["--host", "127.0.0.1", "--port", url.rpartition(":")[2]]
-            running = router_process([*command, *address, *pair], f"{url}/{path}", folder / f"{name}.log")
-            ways.append(Way(name, url, stack.enter_context(running)))
+            port = free_port()
+            full = [*command, "--host", "127.0.0.1", "--port", str(port), "--policy", "cache_aware", *pair]
+            running = router_process(full, f"http://127.0.0.1:{port}/{path}", folder / f"{name}.log")
+            ways.append(Way(name, port, stack.enter_context(running)))
+        yield ways
+
+
+def measure(load: Load, requests: int, rounds: int, peer: Path | None) -> list[Result]:
+    """All ways under one load, in turn."""
+    each = max(1, requests // (load.users * rounds))
+    with TemporaryDirectory() as folder, ways_to_workers(load.gap, peer, Path(folder)) as ways:
         for way in ways:
-            asyncio.run(way.send(min(streams, 8), 2))
+            way.send(Load(users=min(load.users, SHORT_USERS), stream=load.stream), 2)
             way.forget()
-        for _ in range(rounds):
-            for way in ways:
-                asyncio.run(way.send(streams, each))
-        return [way.result(streams) for way in ways]
+        for number in range(rounds):
+            turn = number % len(ways)
+            for way in [*ways[turn:], *ways[:turn]]:
+                way.send(load, each)
+        return [way.result(load) for way in ways]
 
 
-def results_table(results: Sequence[Result]) -> str:
-    """What each router adds to going straight to the decode worker, in milliseconds."""
+def latency_table(results: Sequence[Result]) -> str:
+    """Milliseconds: asking directly, and what each router adds to that."""
+    direct = {result.load: result for result in results if result.way == DIRECT}
     rows = []
-    straight = {result.streams: result for result in results if result.way == DIRECT}
     for result in results:
-        base = straight[result.streams]
-        pairs = list(zip(result.times(), base.times(), strict=True))
-        shown = [f"{1e3 * mine:.2f}" if result is base else f"+{1e3 * (mine - of):.2f}" for mine, of in pairs]
-        cpu = "-" if result is base else f"{1e3 * result.cpu_per_request:.2f}"
-        rows.append([result.way, str(result.streams), *shown, cpu, f"{result.requests} ({result.failed})"])
-    head = ["way", "streams", "first byte p50", "p99", "whole p50", "p99", "CPU/request", "requests (failed)"]
-    return table(head, rows)
+        base = direct[result.load]
+        shown = []
+        for mine, of in zip(result.times(), base.times(), strict=True):
+            if mine is None or of is None:
+                shown.append("-")
+            else:
+                shown.append(f"{1e3 * mine:.2f}" if result is base else f"{1e3 * (mine - of):+.2f}")
+        rows.append([result.load.name, result.way, *shown, f"{result.requests} ({result.failed})"])
+    return table(["ms", "way", "first byte p50", "p99", "piece p50", "p99", "requests (failed)"], rows)
+
+
+def cpu_table(results: Sequence[Result]) -> str:
+    """Processor time of each router for a request, and for a piece of a stream: what a stream costs more than
+    a short answer, by its pieces."""
+    routers = [result for result in results if result.way != DIRECT]
+    short = {result.way: result.cpu_per_request for result in routers if not result.load.stream}
+    rows = []
+    for result in routers:
+        piece, rate = "-", "-"
+        if result.load.stream:
+            piece = f"{1e6 * (result.cpu_per_request - short[result.way]) / PIECES:.0f}"
+        else:
+            rate = f"{result.requests_per_second:.0f}"
+        rows.append([result.load.name, result.way, f"{1e3 * result.cpu_per_request:.2f}", piece, rate])
+    return table(["processor time", "router", "ms/request", "us/piece", "requests/s"], rows)
+
+
+def peer_if_there(peer: Path) -> Path | None:
+    if peer.exists():
+        return peer
+    print(f"without sglang-router: {peer} isn't there (`make interop` makes it)", file=sys.stderr)
+    return None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 1 when a request failed."""
     p = argparse.ArgumentParser(prog="python -m diptych.bench.router", description=__doc__)
     p.add_argument("--streams", type=int, nargs="+", default=(1, 32, 256))
-    p.add_argument("--requests", type=int, default=512, help="on each way, at least one a stream and round")
+    p.add_argument("--requests", type=int, default=512, help="on each way, at least one a user and round")
     p.add_argument("--rounds", type=int, default=2)
     p.add_argument("--peer", type=Path, default=PEER, help="interpreter of an environment with sglang-router")
     p.add_argument("--no-peer", action="store_true", help="ours alone")
     p.add_argument("--json", type=Path, help="write the results here")
     args = p.parse_args(argv)
-    if not args.no_peer and not args.peer.exists():
-        p.error(f"{args.peer} isn't there: `make interop` makes it, or use --no-peer")
+    peer = None if args.no_peer else peer_if_there(args.peer)
     results = []
-    with TemporaryDirectory() as folder:
-        for streams in args.streams:
-            each = max(1, args.requests // (streams * args.rounds))
-            peer = None if args.no_peer else args.peer
-            results += measure(streams, each, args.rounds, peer, Path(folder))
-            print(f"{streams} streams: done", file=sys.stderr)
-    print(results_table(results))
+    loads = [Load(users=SHORT_USERS, stream=False), *(Load(users=n, stream=True) for n in args.streams)]
+    for load in loads:
+        results += measure(load, args.requests, args.rounds, peer)
+        print(f"{load.name}: done", file=sys.stderr)
+    print(latency_table(results))
+    print()
+    print(cpu_table(results))
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_bytes(msgspec.json.format(msgspec.json.encode(results)))
