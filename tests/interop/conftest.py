@@ -14,7 +14,7 @@ import pytest
 from support.client import Client
 from support.cluster import MODEL
 from support.oracle import GreedyOracle, greedy_oracle
-from support.processes import MARKER, RUN_ID, Launched
+from support.processes import MARKER, RUN_ID, Launched, eventually_no_processes
 
 from diptych.engine.weights.cache import default_cache_dir
 from diptych.engine.weights.source import prepare_model
@@ -119,6 +119,7 @@ def local() -> Iterator[Local]:
     local = Local()
     yield local
     local.close()
+    assert eventually_no_processes() == []
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from support.cluster import MODEL
 
@@ -45,17 +46,20 @@ def test_guidellm_profiles_the_server(
 def test_aiperf_profiles_the_server(
     clients: ClientEnvironment, local: Local, model_dir: Path, tmp_path: Path
 ) -> None:
-    clients.run(
-        "aiperf",
-        *("profile", "--url", local.url, "--model", MODEL, "--endpoint-type", "chat", "--streaming"),
-        *("--tokenizer", model_dir, "--use-server-token-count"),
-        *("--concurrency", "2", "--request-count", str(REQUESTS), "--isl", "64", "--osl", "8"),
-        *("--extra-inputs", "ignore_eos:true"),
-        *("--goodput", f"time_to_first_token:{TTFT_MS} inter_token_latency:{TPOT_MS}"),
-        *("--max-workers", "1", "--record-processor-service-count", "1"),
-        *("--ui", "none", "--no-gpu-telemetry", "--artifact-dir", tmp_path),
-        cwd=tmp_path,
-    )
+    # It leaves files in the folder for temporary ones, whose name must be short: sockets lie there too.
+    with TemporaryDirectory() as folder:
+        clients.run(
+            "aiperf",
+            *("profile", "--url", local.url, "--model", MODEL, "--endpoint-type", "chat", "--streaming"),
+            *("--tokenizer", model_dir, "--use-server-token-count"),
+            *("--concurrency", "2", "--request-count", str(REQUESTS), "--isl", "64", "--osl", "8"),
+            *("--extra-inputs", "ignore_eos:true"),
+            *("--goodput", f"time_to_first_token:{TTFT_MS} inter_token_latency:{TPOT_MS}"),
+            *("--max-workers", "1", "--record-processor-service-count", "1"),
+            *("--ui", "none", "--no-gpu-telemetry", "--artifact-dir", tmp_path),
+            cwd=tmp_path,
+            TMPDIR=folder,
+        )
     report = json.loads((tmp_path / "profile_export_aiperf.json").read_text())
     assert report["request_count"]["avg"] == REQUESTS
     assert report.get("error_summary", []) == []
