@@ -9,6 +9,13 @@ MAX_SEED = 2**63 - 1
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKENS = 1024
+MAX_RID_LENGTH = 256
+MAX_TOP_LOGPROBS = 20
+"""On the OpenAI routes, as theirs."""
+MAX_NATIVE_LOGPROBS = 128
+"""On /generate."""
+LEAST_OUTPUT = 16
+"""OpenAI's own bound for `max_output_tokens`."""
 
 
 def within(low: float, high: float | None = None, *, above: bool = False) -> Meta:

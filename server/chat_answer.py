@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Iterable, Sequence
 
+from diptych.server.bounds import MAX_TOP_LOGPROBS
 from diptych.server.chat_reading import Reading
 from diptych.server.errors import BadRequest
 from diptych.server.frontend import Frontend
@@ -16,8 +17,6 @@ from diptych.server.plan import check_rid
 from diptych.server.requests import ChatRequest
 from diptych.server.sample import Sample, SampleDelta, StreamUsage, usage
 from diptych.server.sampling_options import whole
-
-MAX_TOP_LOGPROBS = 20
 
 Fields = dict[str, object]
 

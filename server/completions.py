@@ -12,6 +12,7 @@ from typing import cast
 from aiohttp import web
 
 from diptych.server.body import decode_json, read_body
+from diptych.server.bounds import MAX_TOP_LOGPROBS
 from diptych.server.errors import BadRequest
 from diptych.server.frontend import FRONTEND, Frontend
 from diptych.server.logprobs import CompletionLogprobs, TextOffset
@@ -29,7 +30,6 @@ from diptych.server.sampling_options import (
 from diptych.server.sse import json_response, stream
 from diptych.server.unsupported import refuse_unsupported
 
-MAX_LOGPROBS = 20
 MAX_PROMPTS = 2048
 
 
@@ -50,7 +50,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     n = samples_per_prompt(asked.n)
     drawn = _samples_drawn(asked, n)
     prompts = await tokenize_prompts(frontend, asked.prompt, "prompt")
-    logprobs = None if asked.logprobs is None else whole(asked.logprobs, 0, 0, MAX_LOGPROBS, "logprobs")
+    logprobs = None if asked.logprobs is None else whole(asked.logprobs, 0, 0, MAX_TOP_LOGPROBS, "logprobs")
     use_new_name = asked.max_completion_tokens is not None
     length = LengthFields(
         max_tokens=asked.max_completion_tokens if use_new_name else asked.max_tokens,

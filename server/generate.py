@@ -12,6 +12,7 @@ import msgspec
 from aiohttp import web
 
 from diptych.server.body import decode_json, read_body
+from diptych.server.bounds import MAX_NATIVE_LOGPROBS
 from diptych.server.completions import tokenize_prompts
 from diptych.server.errors import BadRequest
 from diptych.server.frontend import FRONTEND, Frontend
@@ -29,8 +30,6 @@ from diptych.server.sampling_options import (
 )
 from diptych.server.sse import json_response, stream
 from diptych.server.unsupported import refuse_unsupported
-
-MAX_TOP_LOGPROBS = 128
 
 _INSIDE = "sampling_params."
 """Before the names of the fields that are in there."""
@@ -90,7 +89,7 @@ async def _plan(frontend: Frontend, asked: GenerateRequest) -> tuple[list[Prompt
         report = _Logprobs(
             wanted=wanted[number],
             start=size if start < 0 else start,
-            top=whole(tops[number], 0, 0, MAX_TOP_LOGPROBS, "top_logprobs_num"),
+            top=whole(tops[number], 0, 0, MAX_NATIVE_LOGPROBS, "top_logprobs_num"),
         )
         # Their own names first; clients of the OpenAI routes send the other ones.
         openai_max = fields.max_new_tokens is None and fields.max_tokens is not None

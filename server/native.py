@@ -6,7 +6,7 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 from aiohttp import web
@@ -14,6 +14,7 @@ from aiohttp import web
 from diptych.common_config import get_observability
 from diptych.engine.wire import ActionReply, ContinueGeneration, PauseGeneration, StartProfile, StopProfile
 from diptych.server.body import decode_json, read_body
+from diptych.server.bounds import within
 from diptych.server.errors import BadRequest, engine_error
 from diptych.server.frontend import FRONTEND, Frontend
 from diptych.server.scheduler_calls import MakeCall
@@ -49,7 +50,7 @@ async def continue_generation(request: web.Request) -> web.Response:
 
 
 class ProfileRequest(msgspec.Struct, kw_only=True):
-    num_steps: int | None = None
+    num_steps: Annotated[int, within(1)] | None = None
     """Forward steps to record; None: until /stop_profile."""
     record_shapes: bool = False
     with_stack: bool = False

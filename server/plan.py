@@ -9,6 +9,7 @@ import msgspec
 
 from diptych.common_config import get_disagg
 from diptych.engine.wire import SamplingParams
+from diptych.server.bounds import MAX_RID_LENGTH
 from diptych.server.errors import BadRequest
 from diptych.server.frontend import Frontend, WorkerKind
 from diptych.server.requests import OpenAIRequest, PairFields
@@ -18,7 +19,6 @@ from diptych.server.sampling_options import TextOptions, sample_seed
 
 MAX_SAMPLES = 4096
 """Of one request: prompts times `n`."""
-MAX_RID_LENGTH = 256
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from diptych.server.bounds import (
+    MAX_NATIVE_LOGPROBS,
+    MAX_RID_LENGTH,
     MAX_SEED,
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKENS,
+    MAX_TOP_LOGPROBS,
     TOKEN_KEYS,
     long,
     many,
@@ -28,14 +31,21 @@ NOT_SENT: Any = msgspec.field(default_factory=lambda: ABSENT)
 
 Count = Annotated[int, within(0)]
 StopString = Annotated[str, long(1, MAX_STOP_LENGTH)]
+Seed = Annotated[int, within(0, MAX_SEED)]
+RequestId = Annotated[str, long(1, MAX_RID_LENGTH)]
+TopLogprobs = Annotated[int, within(0, MAX_TOP_LOGPROBS)]
+NativeTopLogprobs = Annotated[int, within(0, MAX_NATIVE_LOGPROBS)]
+Port = Annotated[int, within(1, 65535)]
+Room = Annotated[int, within(0, MAX_SEED)]
+FirstLogprob = Annotated[int, within(-1)]
 
 
 class PairFields(msgspec.Struct, kw_only=True):
     """What a router adds so that the two workers of a pair find each other."""
 
     bootstrap_host: str | list[str | None] | None = None
-    bootstrap_port: int | list[int | None] | None = None
-    bootstrap_room: int | list[int] | None = None
+    bootstrap_port: Port | list[Port | None] | None = None
+    bootstrap_room: Room | list[Room] | None = None
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):
@@ -78,7 +88,7 @@ class SamplingFields(GrammarFields, kw_only=True):
     repetition_penalty: Annotated[float, within(0, 10, above=True)] | None = None
     presence_penalty: Annotated[float, within(-2, 2)] | None = None
     frequency_penalty: Annotated[float, within(-2, 2)] | None = None
-    seed: Annotated[int, within(0, MAX_SEED)] | None = None
+    seed: Seed | None = None
     n: Annotated[int, within(1)] | None = None
     stop: StopString | Annotated[list[StopString], many(0, MAX_STOP_STRINGS)] | None = None
     stop_token_ids: Annotated[list[Count], many(0, MAX_STOP_TOKENS)] | None = None
@@ -101,12 +111,12 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 class OpenAIRequest(SamplingFields, kw_only=True):
     # `PairFields` again: a struct can't inherit from two with fields.
     bootstrap_host: str | list[str | None] | None = None
-    bootstrap_port: int | list[int | None] | None = None
-    bootstrap_room: int | list[int] | None = None
+    bootstrap_port: Port | list[Port | None] | None = None
+    bootstrap_room: Room | list[Room] | None = None
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    rid: str | None = None
+    rid: RequestId | None = None
 
 
 class TextPart(msgspec.Struct, kw_only=True):
@@ -174,9 +184,10 @@ class ReasoningFields(OpenAIRequest, kw_only=True):
 
 class ChatRequest(ReasoningFields, kw_only=True):
     messages: list[ChatMessage]
-    max_completion_tokens: int | None = None
+    max_tokens: Annotated[int, within(1)] | None = None
+    max_completion_tokens: Annotated[int, within(1)] | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: TopLogprobs | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, object] | None = None
@@ -190,18 +201,18 @@ class ChatRequest(ReasoningFields, kw_only=True):
 class CompletionRequest(OpenAIRequest, kw_only=True):
     prompt: str | list[str | int | list[int]]
     """Text, texts, token ids, or several lists of token ids."""
-    max_completion_tokens: int | None = None
-    logprobs: int | None = None
+    max_completion_tokens: Count | None = None
+    logprobs: TopLogprobs | None = None
     echo: bool | None = None
-    best_of: int | None = None
+    best_of: Annotated[int, within(1)] | None = None
 
 
 class NativeSampling(SamplingFields, kw_only=True):
     """`sampling_params` of `/generate`; `max_tokens` and `min_tokens` have other names there."""
 
-    max_new_tokens: int | None = None
-    min_new_tokens: int | None = None
-    sampling_seed: int | None = None
+    max_new_tokens: Count | None = None
+    min_new_tokens: Count | None = None
+    sampling_seed: Seed | None = None
     """Another name of `seed`."""
 
 
@@ -209,11 +220,11 @@ class GenerateRequest(PairFields, kw_only=True):
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
     sampling_params: NativeSampling | list[NativeSampling] | None = None
-    rid: str | list[str] | None = None
+    rid: RequestId | list[RequestId] | None = None
     stream: bool | None = None
     return_logprob: bool | list[bool] | None = None
-    logprob_start_len: int | list[int] | None = None
-    top_logprobs_num: int | list[int] | None = None
+    logprob_start_len: FirstLogprob | list[FirstLogprob] | None = None
+    top_logprobs_num: NativeTopLogprobs | list[NativeTopLogprobs] | None = None
     return_text_in_logprobs: bool | None = None
 
 
@@ -234,7 +245,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
-    tokens: list[int | list[int]]
+    tokens: list[Count | list[Count]]
     skip_special_tokens: bool | None = None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from diptych.server.body import decode_json, read_body
-from diptych.server.chat_answer import MAX_TOP_LOGPROBS
+from diptych.server.bounds import LEAST_OUTPUT, MAX_TOP_LOGPROBS
 from diptych.server.chat_prompt import render_chat, template_variables
 from diptych.server.chat_reading import Reading
 from diptych.server.errors import BadRequest
@@ -22,9 +22,6 @@ from diptych.server.responses_request import (
 )
 from diptych.server.sampling_options import LengthFields, sampling_params, text_options, whole
 from diptych.server.sse import json_response, stream
-
-LEAST_OUTPUT = 16
-"""OpenAI's own bound for `max_output_tokens`."""
 
 
 async def responses(request: web.Request) -> web.StreamResponse:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Annotated, Literal, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from diptych.engine.wire import Grammar
+from diptych.server.bounds import LEAST_OUTPUT, within
 from diptych.server.errors import BadRequest
 from diptych.server.grammar_options import grammar_option, response_format, schema_grammar
-from diptych.server.requests import ABSENT, UNSUPPORTED, ChatMessage, ReasoningFields
+from diptych.server.requests import ABSENT, UNSUPPORTED, ChatMessage, ReasoningFields, TopLogprobs
 from diptych.server.unsupported import Unsupported
 
 
@@ -71,8 +72,8 @@ Includable = Literal[
 class ResponsesRequest(ReasoningFields, kw_only=True):
     input: str | list[InputItem]
     instructions: str | None = None
-    max_output_tokens: int | None = None
-    top_logprobs: int | None = None
+    max_output_tokens: Annotated[int, within(LEAST_OUTPUT)] | None = None
+    top_logprobs: TopLogprobs | None = None
     include: list[Includable] | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None

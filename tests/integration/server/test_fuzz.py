@@ -58,3 +58,38 @@ async def test_no_body_makes_a_worker_fail(client: Client, colocated: Worker, pa
     assert await client.running() == 0
     assert (await client.post("/v1/chat/completions", chat("fine")))[0] == 200
     assert colocated.stderr == ""
+
+
+GENERATING = {
+    "/v1/chat/completions": ("ChatRequest", {"logprobs": True}),
+    "/v1/completions": ("CompletionRequest", {}),
+    "/v1/responses": ("ResponsesRequest", {}),
+    "/generate": ("GenerateRequest", {}),
+}
+
+
+@pytest.mark.parametrize("path", GENERATING)
+async def test_numbers_are_taken_within_the_bounds_that_the_document_gives_and_no_further(
+    client: Client, path: str
+):
+    component, more = GENERATING[path]
+    base = ROUTES[path][0] | more
+    _, document = await client.get("/openapi.json")
+    properties = document["components"]["schemas"][component]["properties"]
+    checked = 0
+    for name, field in properties.items():
+        if name.startswith("bootstrap_"):  # what a worker reads that is half of a pair
+            continue
+        for schema in field.get("anyOf", [field]):
+            if schema.get("type") not in ("integer", "number"):
+                continue
+            below = schema["minimum"] - 1 if "minimum" in schema else schema["exclusiveMinimum"]
+            for value in [below, *([schema["maximum"] + 1] if "maximum" in schema else [])]:
+                status, answer = await client.post(path, base | {name: value})
+                assert (status, answer["error"]["param"]) == (400, name), (name, value, answer)
+                checked += 1
+            if "minimum" in schema:
+                status, answer = await client.post(path, base | {name: schema["minimum"]})
+                refused = status == 400 and answer["error"]["param"] == name
+                assert not refused or "is not supported" in answer["error"]["message"], answer
+    assert checked >= 2
