@@ -32,26 +32,27 @@ class Attempt:
         self._decode = Leg(session, pair.decode, call.path, body, call.headers)
         self._prefill_bytes: bytearray | None = bytearray() if keep_prefill else None
         self._prefill_done: asyncio.Task[None] | None = None
-        self._decode_started: asyncio.Task[tuple[aiohttp.ClientResponse, bytes]] | None = None
+        self._wait: asyncio.Timeout | None = None
+        """For decode's first byte, while that goes on. The caller's own task runs the decode leg: another one
+        would cost every request two more turns of the event loop."""
 
     async def __aenter__(self) -> Attempt:
         self._prefill.open()
         self._decode.open()
         self._prefill_done = asyncio.create_task(self._run_prefill())
-        self._decode_started = asyncio.create_task(self._start_decode())
+        self._prefill_done.add_done_callback(self._prefill_ended)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        tasks = [t for t in (self._prefill_done, self._decode_started) if t is not None]
-        for task in tasks:
-            task.cancel()
-        if self._prefill_done is not None:
-            self._prefill.close()
         self._decode.close()
-        # A task cancelled here has no say any more, and one that failed was already judged.
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._prefill_done is None:
+            return
+        self._prefill_done.cancel()
+        self._prefill.close()
+        # Cancelled here it has no say any more, and if it failed it was already judged.
+        await asyncio.gather(self._prefill_done, return_exceptions=True)
 
     async def first_byte(self) -> tuple[aiohttp.ClientResponse, bytes]:
         """Decode's head and first bytes (empty for an empty body). Raises LegFailure if either leg fails
@@ -59,15 +60,21 @@ class Attempt:
         decides."""
         limit = get_router().first_byte_timeout
         try:
-            async with asyncio.timeout(limit):
-                return await self._first_byte()
+            async with asyncio.timeout(limit) as self._wait:
+                started = await self._start_decode()
         except TimeoutError:
-            assert limit is not None
-            assert self._prefill_done is not None
-            # A prefill that is done has nothing to do with it; of one that isn't nobody knows.
-            late = [self._decode] if _went_well(self._prefill_done) else [self._decode, self._prefill]
-            failures = [silent(leg.worker, limit, "--first-byte-timeout") for leg in late]
+            failures = self._prefill_failures()
+            if not failures:
+                assert limit is not None
+                # A prefill that is done has nothing to do with it; of one that isn't nobody knows.
+                late = [self._decode] if _went_well(self._prefill_done) else [self._decode, self._prefill]
+                failures = [silent(leg.worker, limit, "--first-byte-timeout") for leg in late]
             raise self._judged(failures) from None
+        finally:
+            self._wait = None
+        if (idle := get_router().stream_idle_timeout) is not None:
+            self._decode.limit_silence(idle)
+        return started
 
     async def next_bytes(self) -> bytes:
         """Decode's next bytes, `b""` at the end. Raises LegFailure if they end early or stay away for
@@ -82,7 +89,7 @@ class Attempt:
         assert self._prefill_done is not None
         assert self._prefill_bytes is not None, "it wasn't to be kept"
         await asyncio.wait({self._prefill_done})
-        if failures := self._failures():
+        if failures := self._prefill_failures():
             raise self._judged(failures)
         return bytes(self._prefill_bytes)
 
@@ -92,31 +99,37 @@ class Attempt:
         task, self._prefill_done = self._prefill_done, None
         return task
 
-    async def _first_byte(self) -> tuple[aiohttp.ClientResponse, bytes]:
+    async def _start_decode(self) -> tuple[aiohttp.ClientResponse, bytes]:
         assert self._prefill_done is not None
-        assert self._decode_started is not None
-        both = {self._prefill_done, self._decode_started}
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if not self._decode_started.done() and self._prefill_done.exception() is None:
-            await asyncio.wait({self._decode_started})
-        if self._decode_started.done() and self._decode_started.exception() is None:
-            if (idle := get_router().stream_idle_timeout) is not None:
-                self._decode.limit_silence(idle)
-            return self._decode_started.result()
-        if all(failure.may_be_the_peers for failure in self._failures()):
-            await asyncio.wait(both, timeout=PEER_GRACE)
-        raise self._judged(self._failures())
+        try:
+            response = await self._decode.start()
+            return response, await self._decode.read()
+        except LegFailure as failure:
+            self._wait = None  # prefill's failure adds to this one; it cuts nothing short any more
+            if failure.may_be_the_peers:
+                await asyncio.wait({self._prefill_done}, timeout=PEER_GRACE)
+            raise self._judged([failure, *self._prefill_failures()]) from failure.__cause__
 
-    def _failures(self) -> list[LegFailure]:
-        """Of the legs that have ended. Raises what is no failure of a leg but a mistake of ours."""
-        failures = []
-        for task in (self._decode_started, self._prefill_done):
-            error = task.exception() if task is not None and task.done() else None
-            if isinstance(error, LegFailure):
-                failures.append(error)
-            elif error is not None:
-                raise error
-        return failures
+    def _prefill_ended(self, task: asyncio.Task[None]) -> None:
+        """If it failed there is nothing to wait for at decode, but its word on a failed transfer."""
+        if self._wait is None or self._wait.expired() or task.cancelled():
+            return
+        if (error := task.exception()) is None:
+            return
+        now = asyncio.get_running_loop().time()
+        until = now + PEER_GRACE if isinstance(error, LegFailure) and error.may_be_the_peers else now
+        if (limit := self._wait.when()) is None or until < limit:
+            self._wait.reschedule(until)
+
+    def _prefill_failures(self) -> list[LegFailure]:
+        """One or none. Raises what is no failure of a leg but a mistake of ours."""
+        task = self._prefill_done
+        error = task.exception() if task is not None and task.done() else None
+        if error is None:
+            return []
+        if isinstance(error, LegFailure):
+            return [error]
+        raise error
 
     def _judged(self, failures: list[LegFailure]) -> LegFailure:
         """The failure that decides, once those who may have caused it are charged."""
@@ -135,10 +148,6 @@ class Attempt:
                     self._prefill_bytes += chunk
         finally:
             self._prefill.close()
-
-    async def _start_decode(self) -> tuple[aiohttp.ClientResponse, bytes]:
-        response = await self._decode.start()
-        return response, await self._decode.read()
 
 
 def _went_well(prefill: asyncio.Task[None] | None) -> bool:
