@@ -128,6 +128,27 @@ async def test_prefill_failing_after_decodes_head_but_before_its_first_byte_is_a
         await asyncio.wait_for(decode.seen[0].left.wait(), 1)
 
 
+async def test_decode_may_answer_although_prefill_reports_a_failed_transfer(make_worker, kit):
+    prefill = await make_worker(kit.fails(502, "the decode worker is gone"))
+
+    async def answers_a_moment_later(request, seen):
+        await prefill.wait_for_requests(1)
+        await asyncio.sleep(0.02)
+        return await kit.answers()(request, seen)
+
+    decode = await make_worker(answers_a_moment_later)
+    async with kit.router([prefill], [decode]) as router:
+        async with router.post() as response:
+            assert response.status == 200
+        decode.script = kit.hangs
+        started = time.monotonic()
+        async with router.post() as response:
+            assert response.status == 502
+            assert "the decode worker is gone" in (await response.json())["error"]["message"]
+        assert time.monotonic() - started < 1
+        await asyncio.wait_for(decode.seen[1].left.wait(), 1)
+
+
 async def test_prefill_failing_after_decodes_first_byte_is_not_an_error(make_worker, kit):
     first_byte_seen, prefill_failed = asyncio.Event(), asyncio.Event()
 
