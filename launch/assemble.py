@@ -60,6 +60,12 @@ def choose_device() -> torch.device:
     return torch.device(wanted)
 
 
+def _torch_dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
 def build_runner(model_dir: Path, report: Callable[[str], None]) -> ModelRunner:
     """Load the model and allocate its KV pool. Raises `StartupError` or the loader's typed errors."""
     device = choose_device()
@@ -68,7 +74,7 @@ def build_runner(model_dir: Path, report: Callable[[str], None]) -> ModelRunner:
     context_length = _context_length(config)
     model = load_model(
         model_dir,
-        dtype=getattr(torch, dtype),
+        dtype=_torch_dtype(dtype),
         device=device,
         load_format=get_model().load_format,
         linear_backend=get_exec().kernel.linear_backend,
@@ -138,7 +144,7 @@ def weights_loader(runner: ModelRunner) -> LoadWeights:
             _require_same_model(config, ModelConfig.from_dir(model_dir))
             model: DecoderLM = load_model(
                 model_dir,
-                dtype=getattr(torch, facts.dtype),
+                dtype=_torch_dtype(facts.dtype),
                 device=device,
                 load_format=load_format,
                 linear_backend=facts.linear_backend,
@@ -166,14 +172,13 @@ def _require_same_model(served: ModelConfig, new: ModelConfig) -> None:
         raise WeightsRefused(f"another model needs a restart: {'; '.join(differences)}")
 
 
-def build_grammars(runner: ModelRunner, model_dir: Path) -> Grammars | None:
+def build_grammars(config: ModelConfig, model_dir: Path) -> Grammars | None:
     """None if this worker follows no grammars. The library isn't loaded yet, only looked for."""
     if get_exec().grammar.grammar_backend == "xgrammar" and importlib.util.find_spec("xgrammar") is None:
         get_context().override("xgrammar is not installed", grammar_backend="none")
         logger.warning("xgrammar is not installed: requests with a grammar are refused")
     if get_exec().grammar.grammar_backend == "none":
         return None
-    config = runner.model.config
     link = CompilerLink(model_dir, vocab_size=config.vocab_size, end_ids=config.eos_token_ids)
     return Grammars(link, timeout=get_exec().grammar.grammar_compile_timeout)
 

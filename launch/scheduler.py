@@ -102,7 +102,7 @@ def _run(role: Role, start: SchedulerStart) -> int:
         max_requests=schedule.max_running_requests + schedule.max_queued_requests,
         speculative_algorithm=get_spec().speculative_algorithm,
         load_weights=weights_loader(runner),
-        grammars=build_grammars(runner, model_dir),
+        grammars=build_grammars(runner.model.config, model_dir),
     )
     try:
         scheduler, close = _ROLES[role](parts, model_dir)
@@ -158,8 +158,8 @@ def _prefill(parts: SchedulerParts, model_dir: Path) -> RoleParts:
             raise WeightsRefused(str(error)) from error
         return weights
 
-    parts = replace(parts, faults=faults, load_weights=load_weights)
-    return build_prefill_scheduler(parts, sender), sender.close
+    registering = replace(parts, faults=faults, load_weights=load_weights)
+    return build_prefill_scheduler(registering, sender), sender.close
 
 
 def _decode(parts: SchedulerParts, model_dir: Path) -> RoleParts:

@@ -104,6 +104,7 @@ class GrammarFollowing(Namespace):
         help="Processor time that compiling one grammar may take before its requests are refused.",
         unit="seconds",
         gt=0,
+        le=3600,
     )
 
 

@@ -33,7 +33,7 @@ ALLOWED = {
     ("diptych.common_config.accessors:_missing", "setattr"): "the same",
     # Objects of others.
     ("diptych.engine.slab:allocate_slab", "getattr"): TORCH,
-    ("diptych.launch.assemble:build_runner", "getattr"): TORCH,
+    ("diptych.launch.assemble:_torch_dtype", "getattr"): TORCH,
     (
         "diptych.kvtransfer.backends.nixl_agent:NixlAgent.__init__",
         "vars",

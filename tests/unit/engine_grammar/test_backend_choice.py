@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
+from unit.engine.tiny_llama import LLAMA
 
 from diptych.common_config import Role, get_exec, override_config, readback
 from diptych.engine.grammar import Grammars
-from diptych.engine.runner import ModelRunner
+from diptych.engine.models.config import ModelConfig
 from diptych.launch.assemble import build_grammars
-
-MODEL = SimpleNamespace(config=SimpleNamespace(vocab_size=10, eos_token_ids=(2,)))
 
 
 def build(tmp_path: Path) -> Grammars | None:
-    return build_grammars(cast(ModelRunner, SimpleNamespace(model=MODEL)), tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    return build_grammars(ModelConfig.from_dir(tmp_path), tmp_path)
 
 
 def test_a_missing_library_turns_the_backend_off_in_the_readback_and_the_log(
