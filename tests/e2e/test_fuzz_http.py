@@ -289,6 +289,8 @@ def places(value: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
 
 
 def test_the_document_is_followed_by_every_generating_route(router: Target) -> None:
+    title = router.body_schema("POST", "/v1/chat/completions").get("title")
+    assert title == "ChatRequest", "the router's document has taken over the workers'"
     follow_the_document(router, GENERATING, 8)
     # Not all was refused: what is made up gets past the checks often enough to be run.
     assert sum(router.statuses[path][200] for path in GENERATING) >= 4, router.statuses
