@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+import secrets
 
 from aiohttp import web
 
@@ -18,7 +18,7 @@ def request_id(request: web.Request) -> str:
     given = request.headers.get(HEADER, "")
     if 0 < len(given) <= MAX_LENGTH and given.isascii() and given.isprintable():
         return given
-    return uuid.uuid4().hex
+    return secrets.token_hex(16)
 
 
 async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:

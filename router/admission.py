@@ -37,13 +37,14 @@ class Admission:
     def queued(self) -> int:
         return len(self._queue)
 
+    def turn(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Held while a request runs. To enter raises RouterError: 429 when the queue is full or the wait too
+        long, 503 once the router shuts down."""
+        return contextlib.nullcontext() if self._limit is None else self._turn()
+
     @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Held while a request runs. Raises RouterError: 429 when the queue is full or the wait too long,
-        503 once the router shuts down."""
-        if self._limit is None:
-            yield
-            return
+    async def _turn(self) -> AsyncIterator[None]:
+        assert self._limit is not None
         if self._running < self._limit:  # then nobody waits: a turn that ends goes to who is first
             self._running += 1
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 
@@ -17,6 +18,10 @@ from diptych.router.app import RouterServer
 from diptych.router.workers import WorkerRole
 
 logger = logging.getLogger(__name__)
+
+COLLECT_EVERY = 10_000
+"""Objects by which the heap may grow before Python looks for cycles in it; its own default, 700, is little
+more than what one request makes."""
 
 
 def run() -> int:
@@ -43,6 +48,9 @@ async def _serve() -> None:
     server = RouterServer()
     runner = make_runner(server.app())
     await runner.setup()
+    # What is loaded by now stays loaded: no collection need look through it again.
+    gc.freeze()
+    gc.set_threshold(COLLECT_EVERY)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
