@@ -30,6 +30,8 @@ from diptych.server.sampling_options import (
 from diptych.server.sse import json_response, stream
 from diptych.server.unsupported import refuse_unsupported
 
+USUAL_OUTPUT = 16
+"""Tokens, as OpenAI has it."""
 MAX_PROMPTS = 2048
 
 
@@ -58,6 +60,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         min_tokens=asked.min_tokens,
         min_name="min_tokens",
         prompt_name="prompt",
+        usual=USUAL_OUTPUT,
     )
     answer = _CompletionAnswer(frontend, asked, prompts, logprobs)
     text = text_options(asked)

@@ -25,8 +25,8 @@ PROBE_TIMEOUT = 20.0
 
 
 async def health(request: web.Request) -> web.Response:
-    """200 while this worker takes requests; anyone may ask."""
-    request.app[FRONTEND].manager.check_admission()
+    """200 while this worker serves; anyone may ask."""
+    request.app[FRONTEND].manager.check_alive()
     return web.Response()
 
 

@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 
 from diptych.server.body import decode_json, read_body
-from diptych.server.bounds import MAX_NATIVE_LOGPROBS
+from diptych.server.bounds import MAX_NATIVE_LOGPROBS, MAX_SEED
 from diptych.server.completions import tokenize_prompts
 from diptych.server.errors import BadRequest
 from diptych.server.frontend import FRONTEND, Frontend
@@ -31,6 +31,8 @@ from diptych.server.sampling_options import (
 from diptych.server.sse import json_response, stream
 from diptych.server.unsupported import refuse_unsupported
 
+USUAL_OUTPUT = 128
+"""Tokens, as SGLang has it."""
 _INSIDE = "sampling_params."
 """Before the names of the fields that are in there."""
 
@@ -83,6 +85,7 @@ async def _plan(frontend: Frontend, asked: GenerateRequest) -> tuple[list[Prompt
     for number, prompt in enumerate(prompts):
         fields = params[number]
         if fields.seed is None:
+            whole(fields.sampling_seed, 0, 0, MAX_SEED, f"{_INSIDE}sampling_seed")
             fields = msgspec.structs.replace(fields, seed=fields.sampling_seed)
         size = len(prompt.ids)
         start = whole(starts[number], -1, -1, size, "logprob_start_len")
@@ -100,6 +103,7 @@ async def _plan(frontend: Frontend, asked: GenerateRequest) -> tuple[list[Prompt
             min_tokens=fields.min_tokens if openai_min else fields.min_new_tokens,
             min_name=_INSIDE + ("min_tokens" if openai_min else "min_new_tokens"),
             prompt_name=prompt_name,
+            usual=USUAL_OUTPUT,
         )
         sampling = sampling_params(
             fields,

@@ -112,11 +112,16 @@ class TokenizerManager:
             raise
         return request
 
-    def check_admission(self) -> None:
+    def check_alive(self) -> None:
+        """Raises `Unavailable` for good reasons only: what holds requests for a moment is no illness."""
         if self.dead is not None:
             raise self.dead
         if self.draining:
             raise Unavailable("this worker is shutting down", headers={"Retry-After": "1"})
+
+    def check_admission(self) -> None:
+        """Whether a request is taken now. Raises `Unavailable`."""
+        self.check_alive()
         if self.held is not None:
             raise self.held
 

@@ -50,6 +50,9 @@ class LengthFields:
     min_name: str
     prompt_name: str
     least: int = 0
+    usual: int | None = None
+    """Output of a request that doesn't say, where neither it nor the operator does; None: the rest of the
+    context."""
 
 
 def number(
@@ -93,7 +96,8 @@ def output_length(length: LengthFields, prompt_tokens: int, limits: Limits) -> i
             code="context_length_exceeded",
         )
     if asked is None:
-        default: int | None = get_serving().default_max_tokens
+        operators: int | None = get_serving().default_max_tokens
+        default = length.usual if operators is None else operators
         return room if default is None else min(room, default)
     if asked > room:
         raise BadRequest(

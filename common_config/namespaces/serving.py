@@ -94,7 +94,7 @@ class Serving(Namespace):
         help="Output of a request that doesn't say.",
         unit="tokens",
         ge=1,
-        open_means="the rest of the context",
+        open_means="16 tokens on /v1/completions and 128 on /generate, else the rest of the context",
     )
     tool_call_parser: str = leaf(
         "auto",

@@ -131,3 +131,11 @@ async def test_best_of_returns_the_likeliest_samples_and_counts_all(client: Clie
 async def test_a_best_of_that_cannot_be_had_is_refused(client: Client, fields: dict):
     status, answer = await client.post(ROUTE, {"prompt": "x", **fields})
     assert (status, answer["error"]["param"]) == (400, "best_of")
+
+
+async def test_a_request_that_does_not_say_gets_what_its_route_usually_gives(client: Client):
+    await client.post("/v1/completions", {"prompt": say("x")})
+    await client.post("/generate", {"text": say("x")})
+    messages = await client.received()
+    asked = [message["sampling"]["max_new_tokens"] for message in messages if "sampling" in message]
+    assert asked[-2:] == [16, 128]
