@@ -33,7 +33,10 @@ async def launched(*flags):
     try:
         async with asyncio.timeout(20):
             line = (await process.stdout.readline()).decode()
-        found = re.match(r"ready: (\S+)", line)
+            found = re.match(r"ready: (\S+)", line)
+            if found is None:
+                # A signal to a process that has ended takes its exit code away from whoever waits for it.
+                await process.wait()
         yield process, found and found[1]
     finally:
         if process.returncode is None:
