@@ -33,7 +33,7 @@ async def ready_url(process):
 
 
 async def test_the_router_is_ready_within_a_second(make_worker, kit):
-    """Of processor time, of which the health checks before it need none: the machine may be busy otherwise."""
+    """Of processor time: the machine may be busy with other things."""
     prefill, decode = await make_worker(kit.answers()), await make_worker(kit.answers())
     async with launched(prefill, decode) as process:
         await ready_url(process)
