@@ -13,6 +13,9 @@ from aiohttp import web
 from diptych.httpserver.request_id import REQUEST_ID
 from diptych.router.journal import Journal
 
+CLIENT_LEFT = 499
+"""Instead of a status: the client left before its answer was complete."""
+
 access_logger = logging.getLogger("diptych.router.access")
 
 
@@ -41,6 +44,8 @@ def log_access(
         "route": route,
         "path": request.path,
         "status": status,
+        "outcome": _outcome(status, journal),
+        "error": journal.error,
         "prefill": journal.prefill,
         "decode": journal.decode,
         "attempts": journal.attempts,
@@ -49,6 +54,14 @@ def log_access(
         "bytes": sent,
     }
     access_logger.info(msgspec.json.encode(line).decode())
+
+
+def _outcome(status: int, journal: Journal) -> str:
+    if status == CLIENT_LEFT:
+        return "left"
+    if journal.broken is not None:
+        return "broken"
+    return "ok" if status < 400 else "error"
 
 
 def _seconds(value: float) -> float:

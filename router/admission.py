@@ -67,7 +67,7 @@ class Admission:
                 429,
                 f"{self._limit} requests are running and {len(self._queue)} wait (--max-concurrent-requests, "
                 "--queue-size)",
-                code="queue_full",
+                code="rate_limit_exceeded",
                 retry_after=1,
             )
         loop = asyncio.get_running_loop()
@@ -84,7 +84,7 @@ class Admission:
             raise RouterError(
                 429,
                 f"no turn within {self._queue_timeout:g} s (--queue-timeout)",
-                code="queue_timeout",
+                code="rate_limit_exceeded",
                 retry_after=1,
             ) from None
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 
 from aiohttp import web
 
@@ -15,6 +16,9 @@ logger = logging.getLogger(__name__)
 
 ERROR_WRITE_TIMEOUT = 1.0
 """Seconds that a client which has stopped reading gets to take the final error event."""
+
+_SEQUENCE_NUMBER = re.compile(rb'"sequence_number": ?(\d+)')
+"""Of an event of `/v1/responses`."""
 
 
 class _RelayedResponse(web.StreamResponse):
@@ -32,7 +36,7 @@ class ClientStream:
         self._request_id = request_id
         self.journal = request[JOURNAL]
         self._response: web.StreamResponse | None = None
-        self._at_event_end = True
+        self._last_chunk = b"\n\n"
 
     @property
     def started(self) -> bool:
@@ -49,7 +53,7 @@ class ClientStream:
         assert self._response is not None, "start() comes first"
         await self._response.write(chunk)
         self.journal.wrote(len(chunk))
-        self._at_event_end = chunk.endswith((b"\n\n", b"\r\n\r\n"))
+        self._last_chunk = chunk
 
     async def finish(self) -> web.StreamResponse:
         assert self._response is not None, "start() comes first"
@@ -59,30 +63,35 @@ class ClientStream:
     async def fail(self, error: RouterError) -> web.StreamResponse:
         """End with an error: an ordinary error answer if nothing was sent, in an event stream the events by
         which a worker ends one that failed, and otherwise a connection closed short of the body's announced
-        end."""
+        end. After the events the body is complete, so the connection serves the client's next request."""
+        self.journal.error = error.message
         response = self._response
         if response is None:
             return error.response()
         logger.warning("request %s failed in mid-stream: %s", self._request_id, error.message)
-        response.force_close()
-        if response.content_type == "text/event-stream":
-            separator = b"" if self._at_event_end else b"\n\n"
+        self.journal.broken = error.code or "internal_error"
+        if response.content_type == "text/event-stream" and response.content_length is None:
+            at_event_end = self._last_chunk.endswith((b"\n\n", b"\r\n\r\n"))
+            separator = b"" if at_event_end else b"\n\n"
             try:
                 async with asyncio.timeout(ERROR_WRITE_TIMEOUT):
                     await response.write(separator + self._last_events(error))
                     await response.write_eof()
             except TimeoutError:
-                self._cut()
+                self._cut(response)
         else:
-            self._cut()
+            self._cut(response)
         return response
 
     def _last_events(self, error: RouterError) -> bytes:
         if self._request.path == "/v1/responses":  # its events have names, and no end mark
-            return b"event: error\ndata: " + error.event() + b"\n\n"
+            numbers = _SEQUENCE_NUMBER.findall(self._last_chunk)
+            number = int(numbers[-1]) + 1 if numbers else 0
+            return b"event: error\ndata: " + error.event(number) + b"\n\n"
         return b"data: " + error.payload() + b"\n\n" + b"data: [DONE]\n\n"
 
-    def _cut(self) -> None:
+    def _cut(self, response: web.StreamResponse) -> None:
         """Close without the terminating chunk, so that the client's HTTP library reports a short body."""
+        response.force_close()
         if self._request.transport is not None:
             self._request.transport.close()

@@ -22,6 +22,11 @@ class Journal:
     sent: int = 0
     """Bytes of a relayed answer's body so far."""
 
+    error: str | None = None
+    """Why the router could not give the client what it asked for, as the client is told it."""
+    broken: str | None = None
+    """The error's code, if the answer failed after its head had gone out: its status doesn't tell then."""
+
     def attempt(self, prefill: str, decode: str) -> None:
         self.attempts += 1
         self.prefill, self.decode = prefill, decode

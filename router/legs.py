@@ -102,7 +102,6 @@ class Leg:
         self._response: aiohttp.ClientResponse | None = None
         self._open = False
         self._trial = False
-        self._proved = False
         self._silence: SilenceWatch | None = None
         self._silent_for = 0.0
 
@@ -156,10 +155,10 @@ class Leg:
             raise self._broken(error) from error
         if self._silence is not None:
             self._silence.heard()
-        if not self._proved and 200 <= self._response.status < 300:
-            self._proved = True
-            self.worker.breaker.succeeded()
         if not chunk:
+            if 200 <= self._response.status < 300:
+                # Not sooner: a worker may begin every answer well and finish none.
+                self.worker.breaker.succeeded()
             self.close()
         return chunk
 

@@ -45,6 +45,12 @@ class RouterMetrics:
             ["route", "status"],
             registry=self.registry,
         )
+        self.broken_answers = Counter(
+            "diptych_router_broken_answers",
+            "Answers that failed after their head had gone out (with a 200, as a rule), by error code.",
+            ["route", "code"],
+            registry=self.registry,
+        )
         self.retries = Counter(
             "diptych_router_retries",
             "Attempts repeated with a fresh room, by what ended the attempt before.",

@@ -19,13 +19,11 @@ from diptych.httpserver.access import (
 )
 from diptych.httpserver.protocol import BodyTooSlow
 from diptych.httpserver.request_id import HEADER, REQUEST_ID, request_id
-from diptych.router.access_log import log_access
-from diptych.router.errors import RouterError, from_http_exception
+from diptych.router.access_log import CLIENT_LEFT, log_access
+from diptych.router.errors import RouterError, from_http_exception, too_large
 from diptych.router.journal import JOURNAL, Journal
 from diptych.router.metrics import RouterMetrics
 from diptych.router.routes import KINDS
-
-CLIENT_LEFT = 499
 
 _FORWARDED = ("Authorization", "traceparent", "tracestate")
 
@@ -47,14 +45,23 @@ def check_key(request: web.Request) -> None:
     if refused is Refusal.NOT_ADMIN:
         raise RouterError(403, ADMIN_REFUSED, code="insufficient_permissions")
     if refused is Refusal.UNKNOWN:
-        raise RouterError(401, KEY_REFUSED, code="invalid_api_key")
+        raise RouterError(401, KEY_REFUSED, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def check_length(request: web.Request) -> None:
+    """Raises RouterError (413) when the announced body is too large: nobody waits for it."""
+    announced, limit = request.content_length, get_serving().max_request_bytes
+    if announced is not None and announced > limit:
+        raise too_large(limit)
 
 
 async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         check_key(request)
+        check_length(request)
         return await handler(request)
     except RouterError as error:
+        request[JOURNAL].error = error.message
         return error.response()
     except BodyTooSlow as error:
         slow = RouterError(408, str(error), code="timeout").response()
@@ -69,7 +76,9 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         return response
     except web.HTTPException as error:
         limit = get_serving().max_request_bytes
-        return from_http_exception(error, request.method, request.path, limit).response()
+        refused = from_http_exception(error, request.method, request.path, limit)
+        request[JOURNAL].error = refused.message
+        return refused.response()
 
 
 def make_middleware(metrics: RouterMetrics) -> Middleware:
@@ -95,6 +104,8 @@ def make_middleware(metrics: RouterMetrics) -> Middleware:
             # A path from outside must not become a label: that would grow without bound.
             route = resource.canonical if resource is not None else "unknown"
             metrics.answered(route, status)
+            if journal.broken is not None:
+                metrics.broken_answers.labels(route, journal.broken).inc()
             if get_observability().log_requests:
                 log_access(request, route, status, journal, response)
 

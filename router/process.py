@@ -23,9 +23,13 @@ COLLECT_EVERY = 10_000
 """Objects by which the heap may grow before Python looks for cycles in it; its own default, 700, is little
 more than what one request makes."""
 
+HURRY_SECONDS = 0.5
+"""After a second signal: for the clients to be told."""
+
 
 def run() -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit code. Needs the configuration published."""
+    """Serve until SIGTERM or SIGINT (0), a failure (1), or a second signal (130). Needs the configuration
+    published."""
     logging.basicConfig(
         level=get_observability().log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -33,17 +37,16 @@ def run() -> int:
     if get_observability().log_requests:
         access_log.set_up()
     try:
-        asyncio.run(_serve())
+        return asyncio.run(_serve())
     except TlsError as error:
         logger.error("%s", error)
         return 1
     except OSError as error:
         logger.error("cannot listen on %s:%d: %s", get_serving().host, get_serving().port, error)
         return 1
-    return 0
 
 
-async def _serve() -> None:
+async def _serve() -> int:
     tls = server_context()
     server = RouterServer()
     runner = make_runner(server.app())
@@ -51,10 +54,7 @@ async def _serve() -> None:
     # What is loaded by now stays loaded: no collection need look through it again.
     gc.freeze()
     gc.set_threshold(COLLECT_EVERY)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = _stop_on_signals()
     try:
         serving = get_serving()
         await BoundedSite(runner, limits_from_config(), host=serving.host, port=serving.port, tls=tls).start()
@@ -71,8 +71,32 @@ async def _serve() -> None:
         logger.info("shutting down: %d requests are running", server.relay.active)
         # Listening goes on while draining, so that new clients get a 503 rather than a refused connection.
         await server.relay.drain(get_serving().shutdown_timeout)
+        return 0
+    except asyncio.CancelledError:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HURRY_SECONDS):
+                await server.relay.drain(0)
+        return 130
     finally:
         await runner.cleanup()
+
+
+def _stop_on_signals() -> asyncio.Event:
+    """Set by the first SIGTERM or SIGINT; the second cancels the task that calls this."""
+    stop = asyncio.Event()
+    main = asyncio.current_task()
+    assert main is not None
+
+    def on_signal() -> None:
+        if stop.is_set():
+            logger.warning("a second signal: what runs is dropped")
+            main.cancel()
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    return stop
 
 
 async def _announce(server: RouterServer, port: int) -> None:

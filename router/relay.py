@@ -178,7 +178,8 @@ class Relay:
 
     def _out_of_time(self, limit: float) -> RouterError:
         if self.draining:
-            return RouterError(503, "the router shut down before the request was finished")
+            message = "the router shut down before the request was finished"
+            return RouterError(503, message, code="shutting_down")
         return RouterError(504, f"no complete answer within {limit:g} s (--request-timeout)", code="timeout")
 
     @contextlib.contextmanager

@@ -94,7 +94,7 @@ ROUTES: Mapping[str, tuple[Endpoint, ...]] = {
         ),
     ),
     "show_engine_metrics": (
-        Endpoint("GET", "/engine_metrics", Access.OPEN, "Those of the workers alone", answers=(TEXT,)),
+        Endpoint("GET", "/engine_metrics", Access.READING, "Those of the workers alone", answers=(TEXT,)),
     ),
     "list_workers": (_reads("/workers", "The workers"),),
     "add_worker": (

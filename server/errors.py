@@ -83,6 +83,14 @@ class BodyTooLarge(BadRequest):
     code = "request_too_large"
 
 
+class TooManyRequests(ApiError):
+    """The queue is full; clients of OpenAI's wait and try again."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+
 class Unavailable(ApiError):
     """The worker can't take or finish this now: it is stopping, or its scheduler is gone."""
 
@@ -99,6 +107,8 @@ class DeadlineExceeded(ApiError):
 
 def engine_error(message: str, *, status: int, param: str | None) -> ApiError:
     """The error for a sample that the scheduler ended with kind `error`."""
+    if status == 429:
+        return TooManyRequests(message, headers={"Retry-After": "1"})
     if 400 <= status < 500:
         return BadRequest(message, status=status, param=param)
     if status in (502, 503):

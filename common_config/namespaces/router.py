@@ -194,7 +194,11 @@ class Router(Namespace):
         60.0, help="Longest wait for a turn, then 429.", unit="seconds", gt=0, le=86400
     )
     max_retries: int = leaf(
-        2, help="Further attempts, while nothing was sent to the client.", unit="attempts", ge=0, le=100
+        2,
+        help="Further attempts after one that no worker can have run: no connection, or a 503.",
+        unit="attempts",
+        ge=0,
+        le=100,
     )
     breaker_failures: int = leaf(
         5,

@@ -14,7 +14,7 @@ from diptych.router import access_log
 
 FIELDS = {
     *("time", "id", "client", "method", "route", "path", "status", "prefill", "decode", "attempts", "ttft"),
-    *("duration", "bytes"),
+    *("duration", "bytes", "outcome", "error"),
 }
 
 
@@ -61,11 +61,15 @@ async def test_one_line_of_json_for_each_request_with_what_happened_to_it(make_w
         "decode": serving.url,
         "attempts": 2,
         "bytes": 7,
+        "outcome": "ok",
+        "error": None,
     }
     assert 0 < relayed["ttft"] <= relayed["duration"]
     assert datetime.datetime.fromisoformat(relayed["time"]).tzinfo is not None
     assert refused == refused | {"route": "/v1/models/{name}", "attempts": 0, "prefill": None, "ttft": None}
     assert refused["bytes"] > 0
+    assert refused["outcome"] == "error"
+    assert "no/such" in refused["error"] or "no decode worker" in refused["error"]
 
 
 async def test_a_client_that_left_is_logged_too(make_worker, kit, log):
@@ -75,7 +79,28 @@ async def test_a_client_that_left_is_logged_too(make_worker, kit, log):
         async with router.post() as response:
             await response.content.readany()
         await kit.eventually(lambda: lines(log))
-    assert lines(log)[0] == lines(log)[0] | {"status": 499, "bytes": len(kit.event(1)), "attempts": 1}
+    assert lines(log)[0] == lines(log)[0] | {"status": 499, "bytes": len(kit.event(1)), "attempts": 1} | {
+        "outcome": "left",
+        "error": None,
+    }
+
+
+async def test_an_answer_that_broke_after_its_head_is_told_from_a_whole_one(make_worker, kit, log):
+    prefill = await make_worker(kit.answers())
+    decode = await make_worker(kit.streams([kit.event(1)], then=kit.breaks))
+    async with kit.router([prefill], [decode], "--log-requests") as router:
+        async with router.post() as response:
+            await response.read()
+        decode.script = kit.streams([kit.event(1)])
+        async with router.post() as response:
+            await response.read()
+        await kit.eventually(lambda: len(lines(log)) == 2)
+        first, second = lines(log)
+        broken = 'diptych_router_broken_answers_total{code="worker_failed",route="/v1/completions"}'
+        assert await router.metric(broken) == 1
+    assert (first["status"], first["outcome"], second["outcome"]) == (200, "broken", "ok")
+    assert decode.url in first["error"]
+    assert second["error"] is None
 
 
 async def test_nothing_is_logged_unless_asked(make_worker, kit, log):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
@@ -38,6 +39,30 @@ async def test_a_worker_that_fails_every_request_gets_none_until_one_that_tries_
         await kit.eventually(lambda: router.server.registry.workers[1].breaker.passes)
         assert await statuses(2) == [200, 200]
         assert breakers(router) == ["closed"] * 3
+        assert len(failing.seen) == 3
+
+
+@pytest.mark.parametrize("ending", ["breaks", "hangs"])
+async def test_a_worker_that_begins_every_answer_and_finishes_none_gets_no_more(make_worker, kit, ending):
+    prefill = await make_worker(kit.answers())
+    failing = await make_worker(kit.streams([kit.event(1)], then=getattr(kit, ending)))
+    working = await make_worker(kit.streams([kit.event(2)]))
+    flags = ("--breaker-failures", "2", "--breaker-cooldown", "0.3", "--stream-idle-timeout", "0.1")
+    async with kit.router([prefill], [failing, working], *flags) as router:
+
+        async def ask(count):
+            for _ in range(count):
+                async with router.post() as response:
+                    await response.read()
+
+        breaker = router.server.registry.workers[1].breaker
+        await ask(8)
+        assert breakers(router) == ["closed", "open", "closed"]
+        assert len(failing.seen) == 2
+        # The one that tries begins well too, and ends as badly.
+        await kit.eventually(lambda: breaker.passes)
+        await ask(3)
+        assert str(breaker.state) == "open"
         assert len(failing.seen) == 3
 
 
@@ -127,7 +152,8 @@ async def test_requests_beyond_the_limit_wait_and_beyond_the_queue_are_refused(m
         assert await router.metric("diptych_router_queued ") == 1
         async with router.post() as response:
             assert (response.status, response.headers["Retry-After"]) == (429, "1")
-            assert (await response.json())["error"]["code"] == "queue_full"
+            error = (await response.json())["error"]
+            assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
         assert await router.metric('diptych_router_turned_away_total{cause="full"}') == 1
 
         # A client that leaves makes room for another.
@@ -195,11 +221,17 @@ async def test_a_stream_that_falls_silent_ends_in_an_error_event(make_worker, ki
 
 async def test_a_stream_of_responses_fails_by_an_event_of_that_route(make_worker, kit):
     prefill = await make_worker(kit.answers())
-    decode = await make_worker(kit.streams([b"event: x\ndata: {}\n\n"], then=kit.breaks))
+    begun = b'event: x\ndata: {"sequence_number":4}\n\nevent: y\ndata: {"sequence_number":5}\n\n'
+    decode = await make_worker(kit.streams([begun], then=kit.breaks))
     async with kit.router([prefill], [decode]) as router, router.post("/v1/responses") as response:
         body = await response.read()
-    assert body.startswith(b'event: x\ndata: {}\n\nevent: error\ndata: {"type":"error",')
-    assert b"[DONE]" not in body
+    start, _, data = body.partition(b"event: error\ndata: ")
+    assert start == begun
+    error = json.loads(data)
+    assert (error.pop("type"), error.pop("sequence_number"), error.pop("param")) == ("error", 6, None)
+    assert error.pop("code") == "worker_failed"
+    assert decode.url in error.pop("message")
+    assert error == {}
 
 
 async def test_a_pause_of_the_client_is_no_silence_of_the_worker(make_worker, kit):

@@ -202,6 +202,21 @@ async def test_decode_breaking_in_mid_stream_ends_in_an_error_event(make_worker,
     assert len(decode.seen) == 1
 
 
+async def test_the_connection_of_a_failed_stream_serves_the_next_request(make_worker, kit):
+    prefill = await make_worker(kit.answers())
+    decode = await make_worker(kit.streams([kit.event(1)], then=kit.breaks))
+    async with (
+        kit.router([prefill], [decode]) as router,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1)) as client,
+    ):
+        ports = set()
+        for _ in range(3):
+            async with client.post(router.url + "/v1/completions", json={"prompt": "x"}) as response:
+                ports.add(response.connection.transport.get_extra_info("sockname")[1])
+                assert b'"error"' in await response.read()
+        assert len(ports) == 1
+
+
 async def test_an_error_event_never_joins_a_torn_event(make_worker, kit):
     prefill = await make_worker(kit.answers())
     decode = await make_worker(kit.streams([b'data: {"to'], then=kit.breaks))
