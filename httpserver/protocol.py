@@ -28,6 +28,7 @@ from aiohttp.typedefs import Handler
 
 from diptych.httpserver.errors import error_body
 from diptych.httpserver.limits import LINGER_SECONDS, MAX_HEADERS, MAX_LINE_BYTES, HttpLimits
+from diptych.httpserver.request_id import HEADER, new_request_id, request_id
 
 
 class BodyTooSlow(TimeoutError):
@@ -127,6 +128,7 @@ class BoundedProtocol(web.RequestHandler):
         if isinstance(resp, web.HTTPException) and resp.status >= 400:
             body = error_body(resp.reason or "refused", code=f"http_{resp.status}")
             resp = web.Response(body=body, status=resp.status, content_type="application/json")
+            resp.headers[HEADER] = request_id(request)
         return await super().finish_response(request, resp, start_time)
 
     def handle_error(
@@ -155,6 +157,7 @@ class BoundedProtocol(web.RequestHandler):
         else:
             body = error_body("internal error; the log says more", type="internal_error")
         response = web.Response(body=body, status=status, content_type="application/json")
+        response.headers[HEADER] = request_id(request)
         response.force_close()
         return response
 
@@ -183,7 +186,7 @@ class BoundedProtocol(web.RequestHandler):
         phrase = http.HTTPStatus(status).phrase
         head = (
             f"HTTP/1.1 {status} {phrase}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            f"Content-Length: {len(body)}\r\n{HEADER}: {new_request_id()}\r\nConnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
         self.force_close()

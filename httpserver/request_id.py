@@ -13,12 +13,16 @@ REQUEST_ID = web.RequestKey("request_id", str)
 """Set by the outermost middleware, with `request_id`."""
 
 
-def request_id(request: web.Request) -> str:
+def new_request_id() -> str:
+    return secrets.token_hex(16)
+
+
+def request_id(request: web.BaseRequest) -> str:
     """The client's id if it is a sane header value, else a new one."""
     given = request.headers.get(HEADER, "")
     if 0 < len(given) <= MAX_LENGTH and given.isascii() and given.isprintable():
         return given
-    return secrets.token_hex(16)
+    return new_request_id()
 
 
 async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:

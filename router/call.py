@@ -8,6 +8,7 @@ import time
 
 import msgspec
 
+from diptych.httpserver.json_fault import json_fault
 from diptych.router.errors import RouterError
 
 # Values stay the raw bytes the client sent: numbers keep their digits, unknown fields survive, and a long
@@ -69,7 +70,6 @@ def parse_fields(raw: bytes) -> dict[str, msgspec.Raw]:
     except msgspec.ValidationError as error:
         raise RouterError(400, str(error)) from None
     except msgspec.DecodeError as error:
-        reason = f"is not valid JSON: {error}" if raw.strip() else "is empty; a JSON object is expected"
-        raise RouterError(400, f"the body {reason}") from None
+        raise RouterError(400, f"the body {json_fault(raw, error)}") from None
     except RecursionError:
         raise RouterError(400, "the body is nested too deeply") from None

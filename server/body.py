@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import web
 
 from diptych.common_config import get_serving
+from diptych.httpserver.json_fault import json_fault
 from diptych.server.errors import BadRequest, BodyTooLarge
 
 T = TypeVar("T")
@@ -41,21 +42,28 @@ def decode_json(data: bytes, kind: type[T]) -> T:
         data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise BadRequest(f"the body is not valid UTF-8 (byte {error.start})") from None
-    if not data.strip():
-        raise BadRequest("the body is empty; a JSON object is expected")
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
         raise _field_error(str(error)) from None
     except msgspec.DecodeError as error:
-        raise BadRequest(f"the body is not valid JSON: {error}") from None
+        raise BadRequest(f"the body {json_fault(data, error)}") from None
     except RecursionError:
         raise BadRequest("the body is nested too deeply") from None
 
 
-def _field_error(text: str) -> BadRequest:
+def convert(given: object, kind: type[T], param: str) -> T:
+    """A part of a body that was decoded before. Raises `BadRequest` naming the place inside `param`."""
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise _field_error(str(error), param) from None
+
+
+def _field_error(text: str, inside: str = "") -> BadRequest:
     found = _AT_PATH.match(text)
-    what, path = (found["what"], found["path"].lstrip(".")) if found else (text, "")
+    what, path = (found["what"], inside + found["path"]) if found else (text, inside)
+    path = path.lstrip(".")
     if found and found["key"]:
         what += " (in a key)"
     missing = _MISSING.search(what)

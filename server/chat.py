@@ -6,7 +6,7 @@ from aiohttp import web
 
 from diptych.server.body import decode_json, read_body
 from diptych.server.chat_answer import ChatAnswer
-from diptych.server.chat_prompt import render_chat, template_variables
+from diptych.server.chat_prompt import render_chat, template_variables, text_of
 from diptych.server.chat_reading import Reading
 from diptych.server.chat_tools import ToolUse, tool_use
 from diptych.server.frontend import FRONTEND, Frontend
@@ -35,7 +35,8 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     frontend.manager.check_admission()
     tools = tool_use(frontend, asked)
     prompt = _prompt(frontend, asked, tools)
-    reading = Reading(frontend, asked, prompt, tools, grammar_option(asked))
+    continued = text_of(asked.messages[-1]) if asked.continue_final_message else ""
+    reading = Reading(frontend, asked, prompt, tools, grammar_option(asked), continued)
     answer = ChatAnswer(frontend, asked, reading)
     ids = await frontend.manager.encode_prompt(prompt, add_special_tokens=False, param="messages")
     n = samples_per_prompt(asked.n)

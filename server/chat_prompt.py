@@ -61,14 +61,17 @@ def template_variables(
     return {**(given or {}), "reasoning_effort": effort}
 
 
+def text_of(message: ChatMessage) -> str:
+    if isinstance(message.content, list):
+        return "\n".join(part.text for part in message.content)
+    return message.content or ""
+
+
 def _template_message(message: ChatMessage, position: int) -> Fields:
-    content = message.content
-    if content is None and not (message.role == "assistant" and message.tool_calls):
+    if message.content is None and not (message.role == "assistant" and message.tool_calls):
         raise BadRequest("the message has no content", param=f"messages[{position}].content")
     if message.tool_calls and message.role != "assistant":
         raise BadRequest("only the assistant makes tool calls", param=f"messages[{position}].tool_calls")
-    if isinstance(content, list):
-        content = "\n".join(part.text for part in content)
     optional: Fields = {
         "name": message.name,
         "tool_calls": [_template_call(call) for call in message.tool_calls or ()] or None,
@@ -78,7 +81,7 @@ def _template_message(message: ChatMessage, position: int) -> Fields:
     return {
         # OpenAI's newer name; templates know the older one.
         "role": "system" if message.role == "developer" else message.role,
-        "content": content if content is not None else "",
+        "content": text_of(message),
         **{name: value for name, value in optional.items() if value is not None},
     }
 

@@ -24,13 +24,17 @@ class Reading:
         prompt: str,
         tools: ToolUse | None,
         grammar: Grammar | None,
+        continued: str = "",
     ) -> None:
-        """`grammar`: what the request says that the answer must match."""
+        """`grammar`: what the request says that the answer must match. `continued`: the message that the
+        answer goes on with."""
         self._asked = asked
         self._tools = tools
         self._answer_grammar = grammar
         self._reasoning = frontend.reasoning_format
-        self._thinking = self._reasoning.at_the_end_of(prompt) if self._reasoning else Thinking.OVER
+        self._thinking = Thinking.OVER
+        if self._reasoning is not None:
+            self._thinking = self._reasoning.at_the_end_of(prompt, continued)
         self.shows_reasoning = asked.include_reasoning is not False
 
     @property
@@ -45,7 +49,7 @@ class Reading:
             return None
         splitter = None
         if self._reasoning is not None and splits:
-            splitter = ReasoningSplitter(self._reasoning, inside=self._thinking is Thinking.BEGUN)
+            splitter = ReasoningSplitter(self._reasoning, self._thinking)
         return MessageParser(
             splitter,
             self._tools.new_parser() if self._tools else None,
@@ -79,5 +83,5 @@ class Reading:
             asked,
             shown_special=frozenset(shown),
             reasoning=self._reasoning,
-            inside_reasoning=self._thinking is Thinking.BEGUN,
+            inside_reasoning=self._thinking.inside,
         )

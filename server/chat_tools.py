@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from diptych.engine.wire import Grammar
+from diptych.server.body import convert
 from diptych.server.errors import BadRequest
 from diptych.server.frontend import Frontend
-from diptych.server.requests import ChatRequest, FunctionTool, NamedTool, Tool
+from diptych.server.requests import AllowedToolsChoice, ChatRequest, FunctionTool, NamedTool, Tool
 from diptych.server.schema_check import problem
 from diptych.server.structural_tags import as_format, either, structural_tag
 from diptych.server.tools.parser import ToolParser
@@ -26,6 +25,9 @@ class ToolUse:
     shown: list[dict[str, object]]
     """What the template gets."""
     functions: dict[str, FunctionTool]
+    """What it may call."""
+    strict: str | None
+    """The field that asks for calls to be held to their schemas, of the first of these that does."""
     parser: type[ToolParser]
     parallel: bool
     named: bool
@@ -47,11 +49,10 @@ class ToolUse:
         if answer is not None:
             calls = self.parser.structure(tools, parallel=parallel)
             return structural_tag(either(calls, as_format(answer)), answer.param)
-        strict = next((at for at, tool in enumerate(self.functions.values()) if tool.strict), None)
-        if strict is None:
+        if self.strict is None:
             return None
         form = self.parser.free_structure(tools, parallel=parallel)
-        return structural_tag(form, f"tools[{strict}].function.strict")
+        return structural_tag(form, self.strict)
 
 
 def tool_use(frontend: Frontend, asked: ChatRequest) -> ToolUse | None:
@@ -60,7 +61,7 @@ def tool_use(frontend: Frontend, asked: ChatRequest) -> ToolUse | None:
     choice = asked.tool_choice
     if not functions:
         if choice not in (None, "none", "auto"):
-            raise BadRequest("tool_choice asks for a call, but there are no tools", param="tool_choice")
+            raise BadRequest("tool_choice says what to call, but there are no tools", param="tool_choice")
         return None
     if choice == "none":
         return None
@@ -71,19 +72,39 @@ def tool_use(frontend: Frontend, asked: ChatRequest) -> ToolUse | None:
             "with --chat-template where the model's own shows no tools",
             param="tools",
         )
+    named, forced = isinstance(choice, NamedTool), choice == "required"
+    chosen: list[NamedTool] | None = None
     if isinstance(choice, NamedTool):
-        name = choice.function.name
-        if name not in functions:
-            raise BadRequest(f"tool_choice names {name!r}, which is not in tools", param="tool_choice")
-        functions = {name: functions[name]}
+        chosen, forced = [choice], True
+        _check_names(functions, chosen, ["tool_choice"])
+    elif isinstance(choice, AllowedToolsChoice):
+        chosen, forced = choice.allowed_tools.tools, choice.allowed_tools.mode == "required"
+        where = "tool_choice.allowed_tools.tools"
+        if not chosen:
+            raise BadRequest(f"{where} is empty; tool_choice: none allows no call", param=where)
+        _check_names(functions, chosen, [f"{where}[{at}]" for at in range(len(chosen))])
+    names = functions.keys() if chosen is None else {tool.function.name for tool in chosen}
+    strict = (
+        f"tools[{position}].function.strict"
+        for position, tool in enumerate(functions.values())
+        if tool.strict and tool.name in names
+    )
     return ToolUse(
         shown=asked.tools or [],
-        functions=functions,
+        functions={name: tool for name, tool in functions.items() if name in names},
+        strict=next(strict, None),
         parser=parser,
         parallel=asked.parallel_tool_calls is not False,
-        named=isinstance(choice, NamedTool),
-        forced=choice == "required" or isinstance(choice, NamedTool),
+        named=named,
+        forced=forced,
     )
+
+
+def _check_names(functions: Collection[str], chosen: Sequence[NamedTool], params: Sequence[str]) -> None:
+    for tool, param in zip(chosen, params, strict=True):
+        name = tool.function.name
+        if name not in functions:
+            raise BadRequest(f"{param} names {name[:80]!r}, which is not in tools", param=param)
 
 
 def checked_functions(tools: Sequence[Mapping[str, object]]) -> dict[str, FunctionTool]:
@@ -91,10 +112,12 @@ def checked_functions(tools: Sequence[Mapping[str, object]]) -> dict[str, Functi
     functions: dict[str, FunctionTool] = {}
     for position, given in enumerate(tools):
         param = f"tools[{position}]"
-        try:
-            function = msgspec.convert(given, Tool).function
-        except msgspec.ValidationError as error:
-            raise BadRequest(f"{param}: {error}", param=param) from None
+        if given.get("type", "function") != "function":
+            raise BadRequest(
+                f"{param}.type must be function: custom tools and others that OpenAI knows are not supported",
+                param=f"{param}.type",
+            )
+        function = convert(given, Tool, param).function
         if not _NAME.fullmatch(function.name):
             raise BadRequest(
                 f"{param}.function.name must be 1 to 64 of a-z, A-Z, 0-9, _ and -",

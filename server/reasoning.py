@@ -19,8 +19,14 @@ class Thinking(enum.Enum):
     """Where a prompt leaves the model."""
 
     BEGUN = "the answer begins with thinking"
+    UNDERWAY = "the answer goes on with a thought that the prompt has begun"
     POSSIBLE = "the answer may begin with the first tag"
-    OVER = "the prompt holds the last tag"
+    OVER = "the prompt holds the last tag, or the answer's beginning"
+
+    @property
+    def inside(self) -> bool:
+        """Whether the answer's first word is thinking."""
+        return self in (Thinking.BEGUN, Thinking.UNDERWAY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +38,21 @@ class ReasoningFormat:
     always: bool = False
     """The answer begins with thinking even if nothing says so, unless the prompt has ended it."""
 
-    def at_the_end_of(self, prompt: str) -> Thinking:
+    def at_the_end_of(self, prompt: str, continued: str = "") -> Thinking:
         """How the answer to this prompt text begins: templates may write the first tag themselves, or an
-        empty thought for a model that shall not think."""
+        empty thought for a model that shall not think. `continued` is the message that the answer goes on
+        with, and that the prompt ends with."""
         shown = prompt.rstrip(_SPACE)
-        if shown.endswith(self.end):
+        opened, closed = continued.rfind(self.start), continued.rfind(self.end)
+        if shown.endswith(self.end) or closed > opened:
             return Thinking.OVER
-        return Thinking.BEGUN if self.always or shown.endswith(self.start) else Thinking.POSSIBLE
+        if shown.endswith(self.start):
+            return Thinking.BEGUN
+        if opened >= 0:
+            return Thinking.UNDERWAY
+        if self.always:
+            return Thinking.BEGUN
+        return Thinking.OVER if continued.strip(_SPACE) else Thinking.POSSIBLE
 
 
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
@@ -62,13 +76,14 @@ class ReasoningSplitter:
     """Feed text; get back what is thinking and what is the answer. Whitespace around either is left out;
     a tag anywhere but at the beginning is part of the answer."""
 
-    def __init__(self, form: ReasoningFormat, *, inside: bool) -> None:
+    def __init__(self, form: ReasoningFormat, thinking: Thinking) -> None:
+        """`thinking`: where the text begins."""
         self._form = form
-        self._inside = inside
-        self._beginning = True
+        self._inside = thinking.inside
+        self._beginning = thinking is not Thinking.UNDERWAY
         """Nothing but whitespace, and perhaps the first tag, so far in this part."""
         self._held = ""
-        self._tag = form.start
+        self._tag = form.start if self._beginning else form.end
         """What may come next: the first tag, then the last one, then nothing."""
 
     def feed(self, text: str) -> list[Piece]:

@@ -48,8 +48,9 @@ class PairFields(msgspec.Struct, kw_only=True):
     bootstrap_room: Room | list[Room] | None = None
 
 
-class StructuredOutputs(msgspec.Struct, kw_only=True):
-    """vLLM's newer spelling of what the answer must match; one of these."""
+class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's newer spelling of what the answer must match; one of these. Others there would change the
+    answer's form, so they can't be ignored as elsewhere."""
 
     json: msgspec.Raw = NOT_SENT
     """A JSON schema, or a string that holds one."""
@@ -166,9 +167,19 @@ class FunctionName(msgspec.Struct, kw_only=True):
     name: str
 
 
-class NamedTool(msgspec.Struct, kw_only=True):
-    type: Literal["function"]
+class NamedTool(msgspec.Struct, kw_only=True, tag="function"):
     function: FunctionName
+
+
+class AllowedTools(msgspec.Struct, kw_only=True):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], many(1)]
+
+
+class AllowedToolsChoice(msgspec.Struct, kw_only=True, tag="allowed_tools"):
+    """The model sees all tools and may call these."""
+
+    allowed_tools: AllowedTools
 
 
 class ReasoningFields(OpenAIRequest, kw_only=True):
@@ -193,7 +204,7 @@ class ChatRequest(ReasoningFields, kw_only=True):
     chat_template_kwargs: dict[str, object] | None = None
     tools: list[dict[str, object]] | None = None
     """`Tool`s; the template gets them as they were sent."""
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
 

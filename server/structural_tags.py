@@ -60,7 +60,7 @@ def after_thinking(grammar: Grammar, reasoning: ReasoningFormat, thinking: Think
     if thinking is Thinking.OVER:
         return grammar
     answer = as_format(grammar)
-    start = "" if thinking is Thinking.BEGUN else reasoning.start
+    start = "" if thinking.inside else reasoning.start
     thought = {"type": "tag", "begin": start, "content": {"type": "any_text"}, "end": reasoning.end}
     gap = {"type": "regex", "pattern": "\\n{0,2}"}
     form: Format = {"type": "sequence", "elements": [thought, gap, answer]}

@@ -16,12 +16,18 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"at": {"enum": ["sea", "port"]}}, "required": ["at"]},
     },
 }
+OTHER = {"type": "function", "function": {"name": "other"}}
 LONG = "long " * 4200
 """Longer than the model's context of 4,096 tokens, shorter than what is refused by its characters."""
 
 
 def messages(*given: tuple[str, Any], **more: Any) -> Fields:
     return {"messages": [{"role": role, "content": content} for role, content in given], **more}
+
+
+def allowed(mode: str, *names: str) -> Fields:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
 CHAT: Rows = {
@@ -50,7 +56,8 @@ CHAT: Rows = {
         no({"top_logprobs": 2}),
     ],
     "continue_final_message": [
-        messages(("user", "Count."), ("assistant", "One, two,"), continue_final_message=True)
+        messages(("user", "Count."), ("assistant", "One, two,"), continue_final_message=True),
+        messages(("user", "Count."), ("assistant", "<think>\nIt is"), continue_final_message=True),
     ],
     "add_generation_prompt": [{"add_generation_prompt": False}],
     "chat_template_kwargs": [
@@ -61,6 +68,7 @@ CHAT: Rows = {
         {"tools": [TOOL]},
         {"tools": []},
         no({"tools": [{"type": "function"}]}),
+        no({"tools": [{"type": "custom", "custom": {"name": "f"}}]}),
     ],
     "tool_choice": [
         {"tools": [TOOL], "tool_choice": "none"},
@@ -71,7 +79,10 @@ CHAT: Rows = {
             "tool_choice": {"type": "function", "function": {"name": "weather"}},
             "max_tokens": 60,
         },
+        {"tools": [TOOL, OTHER], "tool_choice": allowed("auto", "weather")},
+        {"tools": [TOOL, OTHER], "tool_choice": allowed("required", "weather"), "max_tokens": 60},
         no({"tools": [TOOL], "tool_choice": "perhaps"}),
+        no({"tools": [TOOL], "tool_choice": allowed("auto", "other")}),
     ],
     "parallel_tool_calls": [
         {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 60}

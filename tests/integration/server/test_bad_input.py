@@ -36,6 +36,12 @@ CASES = [
     (CHAT, {"messages": HI, "logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
     (CHAT, {"messages": HI, "stop": ["", "a"]}, 400, "stop"),
     (CHAT, {"messages": HI, "seed": -4}, 400, "seed"),
+    (
+        NATIVE,
+        {"text": "Hi", "sampling_params": {"sampling_seed": -4}},
+        400,
+        "sampling_params.sampling_seed",
+    ),
     (CHAT, {"messages": HI, "logit_bias": {"99999999": 1}}, 400, "logit_bias"),
     (CHAT, {"messages": HI, "stream_options": 5}, 400, "stream_options"),
     (CHAT, {"messages": HI, "rid": ""}, 400, "rid"),

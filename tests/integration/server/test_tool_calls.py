@@ -231,6 +231,45 @@ async def test_a_named_call_ends_with_stop_as_openais_does(client: Client):
     assert streamed["finish_reason"] == "stop"
 
 
+def allowed(mode: str, *names: str) -> dict[str, object]:
+    chosen = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": chosen}}
+
+
+async def test_only_allowed_tools_are_called_though_all_are_shown(client: Client):
+    await client.post(ROUTE, asking(ANSWERS["call"]))
+    prompt = (await sent(client))["prompt_ids"]
+    for name, called in (("get_weather", True), ("now", False)):
+        body = asking(ANSWERS["call"], tool_choice=allowed("auto", name))
+        _, answer = await client.post(ROUTE, body)
+        (choice,) = answer["choices"]
+        received = await sent(client)
+        assert received["prompt_ids"] == prompt
+        assert "grammar" not in received["sampling"]
+        assert ("tool_calls" in choice["message"]) is called
+        assert choice["finish_reason"] == ("tool_calls" if called else "stop")
+        assert choice["message"]["content"] == (None if called else ANSWERS["call"])
+        (streamed,) = assembled(await client.events(ROUTE, body))
+        assert without_ids(streamed["message"]) == without_ids(choice["message"]) | {"role": "assistant"}
+
+
+async def test_a_required_call_is_one_of_the_allowed_tools(client: Client):
+    body = asking(ANSWERS["call"], tool_choice=allowed("required", "get_weather"))
+    _, answer = await client.post(ROUTE, body)
+    assert answer["choices"][0]["finish_reason"] == "tool_calls"
+    grammar = (await sent(client))["sampling"]["grammar"]
+    assert grammar["param"] == "tool_choice"
+    assert "get_weather" in grammar["text"]
+    assert "now" not in grammar["text"]
+
+
+async def test_strictness_counts_for_allowed_tools(client: Client):
+    tools = [function("f", strict=True), WEATHER, function("g", strict=True)]
+    for name, param in (("g", "tools[2].function.strict"), ("get_weather", None)):
+        await client.post(ROUTE, asking("Hi", tools=tools, tool_choice=allowed("auto", name)))
+        assert (await sent(client))["sampling"].get("grammar", {}).get("param") == param
+
+
 async def test_a_free_answer_has_a_grammar_only_if_something_asks_for_one(client: Client):
     await client.post(ROUTE, asking("Hi"))
     assert "grammar" not in (await sent(client))["sampling"]
@@ -245,13 +284,14 @@ async def test_a_free_answer_has_a_grammar_only_if_something_asks_for_one(client
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0]"),
-        ({"tools": [WEATHER, {"type": "function"}]}, "tools[1]"),
+        ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type"),
+        ({"tools": [WEATHER, {"type": "function"}]}, "tools[1].function"),
+        ({"tools": [WEATHER, {"function": {"name": "f"}}]}, "tools[1].type"),
         ({"tools": [function("get weather")]}, "tools[0].function.name"),
         ({"tools": [function("f" * 65)]}, "tools[0].function.name"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1].function.name"),
         ({"tools": [function("f", parameters={"type": "string"})]}, "tools[0].function.parameters"),
-        ({"tools": [function("f", parameters=[])]}, "tools[0]"),
+        ({"tools": [function("f", parameters=[])]}, "tools[0].function.parameters"),
         (
             {"tools": [function("f", parameters={"properties": [1]})]},
             "tools[0].function.parameters.properties",
@@ -266,6 +306,12 @@ async def test_a_free_answer_has_a_grammar_only_if_something_asks_for_one(client
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function"}}, "tool_choice.function"),
+        ({"tool_choice": {"type": "custom", "custom": {"name": "f"}}}, "tool_choice.type"),
+        ({"tool_choice": allowed("auto", "now", "other")}, "tool_choice.allowed_tools.tools[1]"),
+        ({"tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools"),
+        ({"tool_choice": allowed("maybe", "now")}, "tool_choice.allowed_tools.mode"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
+        ({"tools": [], "tool_choice": allowed("auto", "now")}, "tool_choice"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"function_call": {"name": "f"}}, "function_call"),
         ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
@@ -362,6 +408,34 @@ async def test_thinking_streams_piece_by_piece_or_as_a_whole(client: Client):
         assert pieces > 1 or len(thoughts) == 1
         last_thought = max(at for at, delta in enumerate(deltas) if "reasoning_content" in delta)
         assert all(not delta.get("content") for delta in deltas[:last_thought])
+
+
+@pytest.mark.parametrize(
+    ("begun", "text", "thought", "content"),
+    [
+        ("<think>\nIt is ", "three.\n</think>\n\nThree.", "three.", "Three."),
+        ("<think>\nIt is\n</think>\n\nThree, ", "I think.", None, "I think."),
+    ],
+)
+async def test_a_thought_that_the_client_has_begun_goes_on(
+    client: Client, begun: str, text: str, thought: str | None, content: str
+):
+    conversation = [
+        {"role": "user", "content": say(text)},
+        {"role": "assistant", "content": [{"type": "text", "text": begun}]},
+    ]
+    body = {"messages": conversation, "continue_final_message": True}
+    _, answer = await client.post(ROUTE, body)
+    message = answer["choices"][0]["message"]
+    assert (message.get("reasoning_content"), message["content"]) == (thought, content)
+    counted = answer["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    assert counted > 0 if thought else counted == 0
+    (streamed,) = assembled(await client.events(ROUTE, body))
+    assert without_ids(streamed["message"]) == without_ids(message)
+    form = {"response_format": {"type": "json_object"}}
+    await client.post(ROUTE, body | form)
+    grammar = (await sent(client))["sampling"]["grammar"]
+    assert grammar["kind"] == ("structural_tag" if thought else "json_object")
 
 
 async def test_a_grammar_holds_what_comes_after_thinking(client: Client):

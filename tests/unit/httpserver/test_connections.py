@@ -36,6 +36,7 @@ async def test_a_head_that_drips_is_answered_with_408(begun: bytes) -> None:
         answer = await client.answer()
         assert answer.status == 408
         assert answer.error["code"] == "timeout"
+        assert len(answer.headers["x-request-id"]) == 32
         assert await client.ended() == b""
         dripping.cancel()
 
@@ -174,6 +175,7 @@ async def test_what_is_no_http_gets_a_json_400_and_leaves_no_trace_in_the_log(
         assert answer.status == 400
         assert answer.error["type"] == "invalid_request_error"
         assert answer.error["code"] == "malformed_http"
+        assert len(answer.headers["x-request-id"]) == 32
         assert "\n" not in str(answer.error["message"])
         await client.ended()
     assert [record for record in caplog.records if record.levelno >= logging.INFO] == []
@@ -194,6 +196,7 @@ async def test_a_line_that_is_too_long_gets_a_431(data: bytes) -> None:
         await client.send(data)
         answer = await client.answer()
         assert (answer.status, answer.error["code"]) == (431, "head_too_large")
+        assert len(answer.headers["x-request-id"]) == 32
 
 
 async def test_an_expectation_that_nobody_meets_gets_a_417_in_json() -> None:

@@ -107,8 +107,7 @@ def test_the_rendered_prompt_decides_how_an_answer_is_read(
     for template, family in ((QWEN, "qwen3"), (QWEN, "deepseek_r1")):
         prompt = ChatTemplate(template, {}).render([{"role": "user", "content": "Hi"}], extra=kwargs)
         form = REASONING_FORMATS[family]
-        inside = form.at_the_end_of(prompt).name == "BEGUN"
-        message = read(ReasoningSplitter(form, inside=inside), [text])
+        message = read(ReasoningSplitter(form, form.at_the_end_of(prompt)), [text])
         assert (message.reasoning, message.content) == (reasoning, "Yes")
 
 

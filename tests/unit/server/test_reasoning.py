@@ -25,7 +25,7 @@ R1 = REASONING_FORMATS["deepseek_r1"]
 
 
 def splitter(inside: bool = False, name: str = "qwen3") -> ReasoningSplitter:
-    return ReasoningSplitter(REASONING_FORMATS[name], inside=inside)
+    return ReasoningSplitter(REASONING_FORMATS[name], Thinking.BEGUN if inside else Thinking.POSSIBLE)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +69,32 @@ def test_each_family_has_its_tags(name: str) -> None:
 )
 def test_the_prompts_end_says_how_the_answer_begins(form, prompt: str, thinking: Thinking) -> None:
     assert form.at_the_end_of(prompt) is thinking
+
+
+@pytest.mark.parametrize(
+    ("form", "continued", "thinking"),
+    [
+        (QWEN, "<think>\nIt is", Thinking.UNDERWAY),
+        (QWEN, "Well. <think>\nIt is", Thinking.UNDERWAY),
+        (QWEN, "<think>a</think><think>b", Thinking.UNDERWAY),
+        (QWEN, "<think>\n", Thinking.BEGUN),
+        (QWEN, "<think>\nIt is\n</think>\n\nThree, I", Thinking.OVER),
+        (QWEN, "Three, I", Thinking.OVER),
+        (R1, "<think>\nIt is", Thinking.UNDERWAY),
+        (R1, "It is", Thinking.BEGUN),
+        (R1, "It is</think>Three", Thinking.OVER),
+    ],
+)
+def test_a_message_that_is_continued_says_where_the_answer_goes_on(form, continued, thinking) -> None:
+    asked = "<|im_start|>user\nWhat is <think>?<|im_end|>\n<|im_start|>assistant\n"
+    assert form.at_the_end_of(asked + continued, continued) is thinking
+    assert form.at_the_end_of(asked.replace("assistant", "user")) is not Thinking.UNDERWAY
+
+
+def test_a_thought_that_goes_on_keeps_its_first_space() -> None:
+    for cuts in ([" three, <think>\n</think>\n\nYes"], list(" three, <think>\n</think>\n\nYes")):
+        message = read(ReasoningSplitter(QWEN, Thinking.UNDERWAY), cuts)
+        assert (message.reasoning, message.content) == (" three, <think>", "Yes")
 
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "</think>"}}\n</tool_call>'
@@ -159,6 +185,8 @@ def test_a_grammar_holds_the_answer_and_not_the_thinking(grammar: Grammar, answe
         return _is_grammar_accept_string(xgrammar.Grammar.from_structural_tag(form.text), text)
 
     assert after_thinking(grammar, QWEN, Thinking.OVER) is grammar
+    assert accepted(Thinking.UNDERWAY, f"hm</think>{answer}")
+    assert not accepted(Thinking.UNDERWAY, answer)
     assert accepted(Thinking.BEGUN, f"hm < hm\n</think>\n\n{answer}")
     assert not accepted(Thinking.BEGUN, answer)
     assert not accepted(Thinking.BEGUN, "hm</think>or so")
