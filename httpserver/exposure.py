@@ -17,19 +17,25 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def shown_address(host: str, port: int) -> str:
+    """As it is written in a URL."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def open_http(host: str) -> list[str]:
     """A line for each way in which HTTP on `host` is open to other machines."""
     serving = get_serving()
     if is_loopback(host):
         return []
+    address = shown_address(host, serving.port)
     if serving.api_key is None and serving.admin_api_key is None:
         return [
-            f"HTTP on {host}:{serving.port} asks for no key: whoever reaches it can generate, flush caches "
+            f"HTTP on {address} asks for no key: whoever reaches it can generate, flush caches "
             "and abort the requests of others. Set --api-key (DIPTYCH_API_KEY)."
         ]
     if serving.api_key is None:
         return [
-            f"HTTP on {host}:{serving.port} asks for a key on administrative routes alone: whoever reaches "
+            f"HTTP on {address} asks for a key on administrative routes alone: whoever reaches "
             "it can generate. Set --api-key (DIPTYCH_API_KEY)."
         ]
     return []

@@ -28,7 +28,7 @@ from diptych.common_config import (
 )
 from diptych.engine.models.errors import ModelError
 from diptych.engine.wire import SchedulerReady
-from diptych.httpserver.exposure import is_loopback, open_http, warn
+from diptych.httpserver.exposure import is_loopback, open_http, shown_address, warn
 from diptych.httpserver.limits import limits_from_config
 from diptych.httpserver.listen import BoundedSite, make_runner, shown_url
 from diptych.httpserver.tls import TlsError
@@ -101,10 +101,8 @@ def _open_cluster(kind: WorkerKind) -> list[str]:
     lines = []
     host, disagg = get_serving().host, get_disagg()
     if kind is WorkerKind.PREFILL and not is_loopback(host):
-        lines.append(
-            f"the bootstrap service on {host}:{disagg.disaggregation_bootstrap_port} lets anyone register. "
-            f"{REMEDY}"
-        )
+        address = shown_address(host, disagg.disaggregation_bootstrap_port)
+        lines.append(f"the bootstrap service on {address} lets anyone register. {REMEDY}")
     if not is_loopback(disagg.disaggregation_advertise_host):
         lines.append(
             f"the control port on {disagg.disaggregation_advertise_host} obeys anyone, who can have KV pages "

@@ -9,7 +9,7 @@ import logging
 import signal
 
 from diptych.common_config import get_context, get_observability, get_serving
-from diptych.httpserver.exposure import open_http, warn
+from diptych.httpserver.exposure import open_http, shown_address, warn
 from diptych.httpserver.limits import limits_from_config
 from diptych.httpserver.listen import BoundedSite, make_runner, shown_url
 from diptych.httpserver.tls import TlsError, server_context
@@ -42,7 +42,8 @@ def run() -> int:
         logger.error("%s", error)
         return 1
     except OSError as error:
-        logger.error("cannot listen on %s:%d: %s", get_serving().host, get_serving().port, error)
+        address = shown_address(get_serving().host, get_serving().port)
+        logger.error("cannot listen on %s: %s", address, error)
         return 1
 
 

@@ -71,6 +71,8 @@ class WorkerClient:
         self._timeout = aiohttp.ClientTimeout(
             total=limit or max(get_router().health_interval, get_router().connect_timeout)
         )
+        self.key_refused = ""
+        """What is wrong with the key, as the last answer to `json` has it; empty when nothing is."""
 
     async def health(self) -> int:
         """The status of `GET /health`. Raises aiohttp.ClientError or OSError (a time-out is one)."""
@@ -101,6 +103,9 @@ class WorkerClient:
                 body = await response.read()
         except (aiohttp.ClientError, OSError):
             return None
+        self.key_refused = ""
+        if response.status in (401, 403):
+            self.key_refused = f"answers {response.status} on {path}: it doesn't take this router's API key"
         try:
             answer = msgspec.json.decode(body)
         except (msgspec.DecodeError, RecursionError):

@@ -37,6 +37,7 @@ def describe(worker: Worker, *, leaving: bool = False) -> dict[str, object]:
         "healthy": worker.healthy,
         "is_healthy": worker.healthy,
         "reason": worker.reason or None,
+        "warning": worker.warning or None,
         "breaker": worker.breaker.state,
         "in_flight": worker.in_flight,
         "load": worker.in_flight,
@@ -189,7 +190,9 @@ class WorkerRoutes:
 
     def _find(self, wanted: str) -> Worker:
         """By id, or by URL."""
-        worker = self._registry.by_id(wanted) or self._registry.by_url(wanted.rstrip("/"))
+        worker = self._registry.by_id(wanted)
+        if worker is None and "://" in wanted:
+            worker = self._registry.by_url(worker_url(wanted))
         if worker is None:
             raise RouterError(404, f"there is no worker {wanted}", code="not_found")
         return worker

@@ -8,6 +8,7 @@ import enum
 import hashlib
 import logging
 import os
+import ssl
 import time
 from collections.abc import Callable, Mapping
 
@@ -32,6 +33,12 @@ def connection_reason(error: Exception) -> str:
     """Why a call to a worker got no (whole) answer, short enough for a client's error message."""
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return "the host name can't be resolved"
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        cause = error.certificate_error
+        what = cause.verify_message if isinstance(cause, ssl.SSLCertVerificationError) else cause
+        return f"its certificate is not trusted: {what} (--worker-ca-file names who is trusted)"
+    if isinstance(error, aiohttp.ClientSSLError):
+        return f"TLS failed: {error.os_error}"
     if isinstance(error, aiohttp.ClientConnectorError) and error.errno:
         return os.strerror(error.errno).lower()
     if isinstance(error, TimeoutError):
@@ -90,6 +97,8 @@ class Worker:
         self.healthy = False
         self.reason = "not polled yet"
         """Why it is down; empty when healthy."""
+        self.warning = ""
+        """What an operator should see to though requests go there; empty when nothing."""
         self.facts = WorkerFacts()
         self.models: frozenset[str] | None = None
         """Names that it answers to; None while it hasn't said."""
@@ -175,7 +184,10 @@ class Worker:
         try:
             status = await client.health()
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
-            return self._bad_poll(f"/health: {connection_reason(error)}")
+            reason = f"/health: {connection_reason(error)}"
+            if isinstance(error, aiohttp.ClientSSLError) and reason != self.reason and not self.healthy:
+                logger.error("%s gets no requests: %s", self, reason)  # waiting won't mend it
+            return self._bad_poll(reason)
         if not 200 <= status < 300:
             return self._bad_poll(f"/health answers {status}")
         self._failures = 0
@@ -190,7 +202,13 @@ class Worker:
             return self._set(False, wrong)
         if coming_up or self._polls % MODEL_POLLS == 0:
             await self._ask_models(client)
+            self._warn(client.key_refused)
         return self.mark_up()
+
+    def _warn(self, warning: str) -> None:
+        if warning and warning != self.warning:
+            logger.warning("%s %s", self, warning)
+        self.warning = warning
 
     def _bad_poll(self, reason: str) -> None:
         self._successes = 0

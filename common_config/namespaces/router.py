@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -14,6 +15,8 @@ from diptych.common_config.programs import Program
 DEFAULT_PORT = 0
 """`bootstrap_port` of an entry that doesn't name one, until resolution fills in the router's default."""
 
+
+DEFAULT_PORTS = {"http": 80, "https": 443}
 
 MAX_HOST = 253
 """Characters of a host name, by DNS."""
@@ -31,19 +34,22 @@ _OWN_WORKERS = {Program.LOCAL: "starts its own workers; use launch-router to pai
 
 
 def parse_url(words: Sequence[str]) -> str:
-    """`http://host:port` without a trailing slash. Raises ValueError with the reason."""
+    """`http://host:port` in the one way in which it is written here: in lower case, without a trailing slash
+    and the scheme's own port. Raises ValueError with the reason, which shows no password."""
     (text,) = words
+    shown = re.sub(r"^(\w+://)?.*@", r"\1<redacted>@", text, flags=re.DOTALL)
     try:
         parts = urlsplit(text)
         port = parts.port
     except ValueError as error:
-        raise ValueError(f"{text!r} is not a URL: {error}") from None
+        reason = f": {error}" if shown == text else ""
+        raise ValueError(f"{shown!r} is not a URL{reason}") from None
     if (
         parts.scheme not in ("http", "https")
         or not parts.hostname
         or any(c.isspace() or c == "\\" for c in text)
     ):
-        raise ValueError(f"{text!r} is not a URL such as http://127.0.0.1:30000")
+        raise ValueError(f"{shown!r} is not a URL such as http://127.0.0.1:30000")
     if (
         parts.path not in ("", "/")
         or parts.query
@@ -51,15 +57,16 @@ def parse_url(words: Sequence[str]) -> str:
         or parts.username is not None
         or port == 0
     ):
-        raise ValueError(f"{text!r} must be only scheme, host and port, such as http://127.0.0.1:30000")
+        raise ValueError(f"{shown!r} must be only scheme, host and port, such as http://127.0.0.1:30000")
     try:
         name = parts.hostname.encode("idna")
         name.decode("idna")
     except UnicodeError:
-        raise ValueError(f"{text!r} has a host name that can't be one") from None
+        raise ValueError(f"{shown!r} has a host name that can't be one") from None
     if len(name) > MAX_HOST:
         raise ValueError(f"the host name has {len(name)} characters, and {MAX_HOST} at most are possible")
-    return text.rstrip("/")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{parts.scheme}://{host}" + ("" if port in (None, DEFAULT_PORTS[parts.scheme]) else f":{port}")
 
 
 def parse_prefill(words: Sequence[str]) -> PrefillAddress:

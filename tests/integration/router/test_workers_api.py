@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from urllib.parse import quote
 
 import pytest
+from aiohttp import web
+from support.certificates import make_certificate
 
 
 def told(worker, role, **more):
@@ -131,7 +134,57 @@ async def test_a_worker_is_known_once(make_worker, kit):
             assert error["code"] == "worker_exists"
         error = (await post(router, told(decode, "prefill", instance_id="x"), 409))["error"]
         assert "--decode" in error["message"]
+        other_spelling = decode.url.replace("http", "HTTP") + "/"
+        assert (await post(router, {"url": other_spelling, "role": "decode"}, 409))["error"]["param"] == "url"
         assert len(await listed(router)) == 2
+        async with router.get(f"/workers/{quote(other_spelling, safe='')}") as response:
+            assert (await response.json())["url"] == decode.url
+
+
+@pytest.mark.parametrize(
+    "url", ["http://u:hunter2@a:1", "http://u:hunter2/x@a:1", "http://u:hunter2@a:x", "u:hunter2@a"]
+)
+async def test_a_password_in_a_url_is_not_repeated(kit, url):
+    async with kit.router([], []) as router:
+        error = (await post(router, {"url": url, "role": "decode"}, 400))["error"]
+        assert "hunter2" not in error["message"]
+
+
+async def test_a_worker_with_another_key_is_shown_and_logged_once(make_worker, kit, caplog):
+    prefill, decode = await make_worker(kit.answers()), await make_worker(kit.answers())
+
+    async def refuses(_):
+        return web.json_response({"error": {"message": "wrong key"}}, status=401)
+
+    decode.pages["/v1/models"] = refuses
+    async with kit.router([prefill], [decode], "--health-interval", "0.01") as router:
+        watched = router.server.registry.by_url(decode.url)
+        await kit.eventually(lambda: len([path for _, path, _ in decode.other if path == "/v1/models"]) > 2)
+        shown = await listed(router)
+        assert shown[decode.url]["state"] == "up"
+        assert "doesn't take this router's API key" in shown[decode.url]["warning"]
+        assert shown[prefill.url]["warning"] is None
+        del decode.pages["/v1/models"]
+        await kit.eventually(lambda: not watched.warning)
+    assert len([r for r in caplog.records if "this router's API key" in r.getMessage()]) == 1
+
+
+async def test_a_certificate_that_is_not_trusted_is_named_as_the_reason(kit, tmp_path, caplog):
+    files = make_certificate(tmp_path)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(files["cert"], files["key"])
+    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=tls)
+    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    flags = ("--prefill", url, "9000", "--health-interval", "0.01")
+    async with server, kit.router([], [], *flags, ready=False) as router:
+        (worker,) = router.server.registry.workers
+        await kit.eventually(lambda: "certificate" in worker.reason)
+        await worker.poll(router.server.session)
+        async with router.get("/health") as response:
+            said = (await response.json())["error"]["message"]
+    assert "its certificate is not trusted: self-signed certificate" in said
+    assert "--worker-ca-file" in said
+    assert len([r for r in caplog.records if "--worker-ca-file" in r.getMessage()]) == 1
 
 
 async def test_a_worker_of_the_other_role_is_refused_and_asked_for_what_was_left_out(make_worker, kit):

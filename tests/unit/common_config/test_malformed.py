@@ -97,7 +97,7 @@ ROUTER = [
     (["--prefill", "http://a:99999"], "is not a URL: Port out of range"),
     (["--prefill", "http://[::1"], "is not a URL"),
     (["--prefill", "http://a:1/v1"], "must be only scheme, host and port"),
-    (["--prefill", "http://u:p@a:1"], "must be only scheme, host and port"),
+    (["--prefill", "http://u:p@a:1"], "'http://<redacted>@a:1' must be only scheme, host and port"),
     (["--prefill", "http://a:1", "0"], "bootstrap port '0' is neither a port from 1 to 65535 nor none"),
     (["--prefill", "http://a:1", "http://b:1"], "bootstrap port 'http://b:1' is neither"),
     (["--prefill", "http://a:1", "1", "2"], "unexpected argument '2'"),

@@ -36,6 +36,7 @@ def test_what_other_machines_can_reach(host: str, loopback: bool) -> None:
         ("127.0.0.1", {}, None),
         ("0.0.0.0", KEY, None),
         ("0.0.0.0", {}, "asks for no key"),
+        ("::", {}, "HTTP on [::]:"),
         ("0.0.0.0", {"admin_api_key": "k"}, "asks for a key on administrative routes alone"),
     ],
 )
