@@ -87,3 +87,9 @@ def test_engine_errors_keep_their_status_and_field(status: int, expected: int):
     error = engine_error("why", status=status, param="prompt" if status < 500 else None)
     assert isinstance(error, ApiError)
     assert (error.status, error.message) == (expected, "why")
+
+
+def test_a_full_queue_is_told_as_openai_tells_a_rate_limit():
+    error = engine_error("the queue is full", status=429, param=None)
+    assert (error.type, error.code) == ("rate_limit_error", "rate_limit_exceeded")
+    assert error.headers["Retry-After"] == "1"
