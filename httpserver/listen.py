@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
+from collections.abc import Callable
 
 from aiohttp import web
 
 from diptych.common_config import get_serving
 from diptych.httpserver.limits import HttpLimits
 from diptych.httpserver.protocol import BoundedProtocol, watch_requests
+from diptych.httpserver.refusals import Cause, Refusals
+
+logger = logging.getLogger(__name__)
 
 SHUTDOWN_SECONDS = 1.0
 """What handlers get for their last bytes when the server ends."""
@@ -24,12 +29,14 @@ def make_runner(app: web.Application) -> web.AppRunner:
 
 
 class BoundedSite(web.BaseSite):
-    """Listens on a bound socket, or on every address of `host`."""
+    """Listens on a bound socket, or on every address of `host`. `count_refusal` is told of each connection
+    that ended in an error before a request reached a route."""
 
     def __init__(
         self,
         runner: web.BaseRunner,
         limits: HttpLimits,
+        count_refusal: Callable[[Cause], None],
         *,
         sock: socket.socket | None = None,
         host: str | None = None,
@@ -39,6 +46,7 @@ class BoundedSite(web.BaseSite):
         super().__init__(runner, ssl_context=tls, backlog=1024)
         self._runner_of_site = runner
         self._limits = limits
+        self._refusals = Refusals(logger, count_refusal)
         self._sock = sock
         self._address = (host, port)
         self._tls = tls
@@ -55,10 +63,10 @@ class BoundedSite(web.BaseSite):
         loop = asyncio.get_running_loop()
         manager = self._runner_of_site.server
         assert manager is not None, "the runner is set up first"
-        limits = self._limits
+        limits, refusals = self._limits, self._refusals
 
         def connection() -> BoundedProtocol:
-            return BoundedProtocol(manager, loop=loop, limits=limits)
+            return BoundedProtocol(manager, loop=loop, limits=limits, refusals=refusals)
 
         timeout = None if self._tls is None else limits.receive_timeout
         if self._sock is not None:

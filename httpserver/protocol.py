@@ -28,6 +28,7 @@ from aiohttp.typedefs import Handler
 
 from diptych.httpserver.errors import error_body
 from diptych.httpserver.limits import LINGER_SECONDS, MAX_HEADERS, MAX_LINE_BYTES, HttpLimits
+from diptych.httpserver.refusals import Cause, Refusals
 from diptych.httpserver.request_id import HEADER, new_request_id, request_id
 
 
@@ -51,7 +52,7 @@ logger.addFilter(_PeersFault())
 class BoundedProtocol(web.RequestHandler):
     """aiohttp's connection with the bounds above."""
 
-    __slots__ = ("_answers", "_deadline", "_limits", "_server")
+    __slots__ = ("_answers", "_deadline", "_limits", "_refusals", "_server")
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class BoundedProtocol(web.RequestHandler):
         *,
         loop: asyncio.AbstractEventLoop,
         limits: HttpLimits,
+        refusals: Refusals,
     ) -> None:
         super().__init__(
             manager,
@@ -73,6 +75,7 @@ class BoundedProtocol(web.RequestHandler):
         )
         self._server = manager
         self._limits = limits
+        self._refusals = refusals
         self._answers = False
         """A request is with its handler."""
         self._deadline: asyncio.TimerHandle | None = None
@@ -87,7 +90,8 @@ class BoundedProtocol(web.RequestHandler):
             socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds
         )
         if len(self._server.connections) > self._limits.max_connections:
-            self._refuse(503, "too many open connections (--http-max-connections)", "service_unavailable")
+            message = "too many open connections (--http-max-connections)"
+            self._refuse(Cause.TOO_MANY, 503, message, "service_unavailable")
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_deadline()
@@ -147,12 +151,13 @@ class BoundedProtocol(web.RequestHandler):
             raise ConnectionError("part of an answer is sent; no other can follow")
         if isinstance(exc, LineTooLong):
             status = 431
-            body = error_body(
-                f"a line of the request's head is longer than {MAX_LINE_BYTES} bytes", code="head_too_large"
-            )
+            what = f"a line of the request's head is longer than {MAX_LINE_BYTES} bytes"
+            self._refusals.add(Cause.LONG_HEAD, self._peer(), what)
+            body = error_body(what, code="head_too_large")
         elif peers_fault:
             # Its first line says what; the others quote the bytes.
             what = (message or "").strip().partition("\n")[0].rstrip(":. ") or "unreadable"
+            self._refusals.add(Cause.MALFORMED, self._peer(), f"not valid HTTP: {what}")
             body = error_body(f"the request is not valid HTTP: {what}", code="malformed_http")
         else:
             body = error_body("internal error; the log says more", type="internal_error")
@@ -176,12 +181,17 @@ class BoundedProtocol(web.RequestHandler):
             self._start_deadline(self._head_too_slow)
             return
         limit = f"{self._limits.receive_timeout:g} s (--http-receive-timeout)"
-        self._refuse(408, f"the request's head did not arrive within {limit}", "timeout")
+        self._refuse(Cause.SLOW_HEAD, 408, f"the request's head did not arrive within {limit}", "timeout")
 
-    def _refuse(self, status: int, message: str, code: str) -> None:
+    def _peer(self) -> str:
+        name = None if self.transport is None else self.transport.get_extra_info("peername")
+        return str(name[0]) if isinstance(name, tuple) else "an unknown address"
+
+    def _refuse(self, cause: Cause, status: int, message: str, code: str) -> None:
         """Answer without a request, and close."""
         if self.transport is None:
             return
+        self._refusals.add(cause, self._peer(), message)
         body = error_body(message, code=code, type=_TYPES[status])
         phrase = http.HTTPStatus(status).phrase
         head = (

@@ -162,7 +162,7 @@ async def _start_bootstrap(listener: socket.socket | None, metrics: FrontendMetr
     keys = None if secret is None else ClusterKeys.from_secret(secret)
     runner = make_runner(make_bootstrap_app(keys, metrics.bootstrap_refused.inc))
     await runner.setup()
-    await BoundedSite(runner, limits_from_config(), sock=listener).start()
+    await BoundedSite(runner, limits_from_config(), metrics.connection_refused, sock=listener).start()
     return runner
 
 
@@ -196,7 +196,14 @@ async def _supervise(
         runner = make_runner(make_app(frontend))
         await runner.setup()
         try:
-            await BoundedSite(runner, limits_from_config(), sock=prepared.http, tls=prepared.tls).start()
+            site = BoundedSite(
+                runner,
+                limits_from_config(),
+                metrics.connection_refused,
+                sock=prepared.http,
+                tls=prepared.tls,
+            )
+            await site.start()
             _announce(frontend)
             async with registered(frontend) as goodbye:
                 await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)

@@ -6,6 +6,7 @@ import dataclasses
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from diptych.httpserver.refusals import Cause
 from diptych.router.histogram import RouteHistogram, Series
 from diptych.router.queue_metrics import BreakerMetrics, QueueMetrics
 from diptych.router.workers import Worker
@@ -49,6 +50,12 @@ class RouterMetrics:
             "diptych_router_broken_answers",
             "Answers that failed after their head had gone out (with a 200, as a rule), by error code.",
             ["route", "code"],
+            registry=self.registry,
+        )
+        self._connections_refused = Counter(
+            "diptych_router_connections_refused",
+            "Clients' connections that ended in an error before a request reached a route, by cause.",
+            ["cause"],
             registry=self.registry,
         )
         self.retries = Counter(
@@ -129,6 +136,9 @@ class RouterMetrics:
         if (series := self._answered.get((route, status))) is None:
             series = self._answered[route, status] = self._requests.labels(route, str(status))
         series.inc()
+
+    def connection_refused(self, cause: Cause) -> None:
+        self._connections_refused.labels(cause.value).inc()
 
     def sent_to(self, *workers: Worker) -> None:
         """A leg goes to each of them."""

@@ -58,7 +58,9 @@ async def _serve() -> int:
     stop = _stop_on_signals()
     try:
         serving = get_serving()
-        await BoundedSite(runner, limits_from_config(), host=serving.host, port=serving.port, tls=tls).start()
+        count = server.metrics.connection_refused
+        limits = limits_from_config()
+        await BoundedSite(runner, limits, count, host=serving.host, port=serving.port, tls=tls).start()
         port = runner.addresses[0][1]
         if get_serving().port == 0:
             # In the same step of the event loop that `start` returns in: no request can have been read yet.

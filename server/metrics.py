@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from diptych.httpserver.refusals import Cause
+
 _TTFT = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5, 10, 20, 40, 80)
 _ITL = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.2, 0.4, 0.8, 1.5, 3)
 _E2E = (0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 50, 100, 200, 400)
@@ -16,6 +18,12 @@ class FrontendMetrics:
             "diptych_http_requests",
             "HTTP requests answered, by route and status (499: the client left).",
             ["route", "status"],
+            registry=self.registry,
+        )
+        self._connections_refused = Counter(
+            "diptych_http_connections_refused",
+            "Connections that ended in an error before a request reached a route, by cause.",
+            ["cause"],
             registry=self.registry,
         )
         self.bootstrap_refused = Counter(
@@ -53,6 +61,9 @@ class FrontendMetrics:
             buckets=_E2E,
             registry=self.registry,
         )
+
+    def connection_refused(self, cause: Cause) -> None:
+        self._connections_refused.labels(cause.value).inc()
 
     def text(self) -> str:
         """Prometheus text exposition."""

@@ -15,6 +15,7 @@ from aiohttp import web
 from diptych.httpserver.limits import HttpLimits
 from diptych.httpserver.listen import BoundedSite, make_runner
 from diptych.httpserver.protocol import BodyTooSlow
+from diptych.httpserver.refusals import Cause
 
 GENEROUS = HttpLimits(receive_timeout=30, send_timeout=30, keepalive_timeout=30, max_connections=100)
 
@@ -66,6 +67,8 @@ class Client:
 class Server:
     port: int
     runner: web.AppRunner
+    refused: list[Cause]
+    """Of connections that ended in an error before a request reached a route."""
     streaming: asyncio.Event = field(default_factory=asyncio.Event)
     """A stream of `/flood` or `/quiet` has begun."""
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -124,8 +127,9 @@ async def serving(limits: HttpLimits = GENEROUS, tls: ssl.SSLContext | None = No
     made: list[Server] = []
     runner = make_runner(make_app(made))
     await runner.setup()
-    await BoundedSite(runner, limits, host="127.0.0.1", tls=tls).start()
-    made.append(Server(runner.addresses[0][1], runner))
+    refused: list[Cause] = []
+    await BoundedSite(runner, limits, refused.append, host="127.0.0.1", tls=tls).start()
+    made.append(Server(runner.addresses[0][1], runner, refused))
     try:
         async with asyncio.timeout(10):
             yield made[0]

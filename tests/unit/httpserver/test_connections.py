@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from diptych.httpserver.refusals import Cause
 from diptych.httpserver.tls import load_server_context
 
 from .conftest import GENEROUS, connected, serving
@@ -36,6 +37,7 @@ async def test_a_head_that_drips_is_answered_with_408(begun: bytes) -> None:
         answer = await client.answer()
         assert answer.status == 408
         assert answer.error["code"] == "timeout"
+        assert server.refused == [Cause.SLOW_HEAD]
         assert len(answer.headers["x-request-id"]) == 32
         assert await client.ended() == b""
         dripping.cancel()
@@ -139,6 +141,7 @@ async def test_one_connection_too_many_gets_a_503_and_the_others_go_on() -> None
                 assert answer.status == 503
                 assert answer.error["type"] == "service_unavailable"
                 assert await third.ended() == b""
+            assert server.refused == [Cause.TOO_MANY]
             await first.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             assert (await first.answer()).status == 200
         await server.until_no_connection()
@@ -177,6 +180,7 @@ async def test_what_is_no_http_gets_a_json_400_and_leaves_no_trace_in_the_log(
         assert answer.error["code"] == "malformed_http"
         assert len(answer.headers["x-request-id"]) == 32
         assert "\n" not in str(answer.error["message"])
+        assert server.refused == [Cause.MALFORMED]
         await client.ended()
     assert [record for record in caplog.records if record.levelno >= logging.INFO] == []
 
@@ -196,6 +200,7 @@ async def test_a_line_that_is_too_long_gets_a_431(data: bytes) -> None:
         await client.send(data)
         answer = await client.answer()
         assert (answer.status, answer.error["code"]) == (431, "head_too_large")
+        assert server.refused == [Cause.LONG_HEAD]
         assert len(answer.headers["x-request-id"]) == 32
 
 
