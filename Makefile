@@ -51,14 +51,17 @@ $(INTEROP)/.installed: $(PINS)
 	$(INTO) --no-deps --only-binary :all: -r $(PINS)
 	touch $@
 
-# Two at a time: what computes in one thread, and then what mostly waits for deadlines. What starts workers that
-# compute on all cores runs by itself.
-SINGLE := tests/unit tests/kernels
-WAITS  := tests/chaos
+# Two files at a time: what computes in one thread, then what mostly waits, then what starts workers that compute, of
+# which each gets one core. What is left (other people's clients) runs by itself.
+SINGLE   := tests/unit tests/kernels
+WAITS    := tests/chaos tests/integration
+COMPUTES := tests/e2e
+PYTEST   := GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest
 test: setup interop
-	GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest -n 2 --dist loadfile $(SINGLE)
-	GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest -n 2 --dist loadfile $(WAITS)
-	GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest $(addprefix --ignore=,$(SINGLE) $(WAITS))
+	$(PYTEST) -n 2 --dist loadfile $(SINGLE)
+	$(PYTEST) -n 2 --dist loadfile $(WAITS)
+	DIPTYCH_CPU_THREADS=1 $(PYTEST) -n 2 --dist loadfile $(COMPUTES)
+	$(PYTEST) $(addprefix --ignore=,$(SINGLE) $(WAITS) $(COMPUTES))
 
 # Random traffic, faults and restarts for SECONDS on each backend, or on BACKEND alone; SEED repeats one.
 SECONDS ?= 600
