@@ -23,8 +23,8 @@ class Cause(enum.StrEnum):
 
 class Refusals:
     """Of one listening socket. Each is counted; the first is logged at once, then one every `QUIET_SECONDS`
-    at most, with the number of those between: a flood must be seen and must not fill a disk. What is no HTTP is
-    counted alone: probes speak other protocols as a matter of course."""
+    at most, with the number of those between: a flood must be seen and must not fill a disk. What is no HTTP
+    is counted alone: probes speak other protocols as a matter of course."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ from diptych.router.proxy import JOINT_SECONDS, Proxy, joint_answer
 from diptych.router.queue_metrics import QueueMetrics
 from diptych.router.registry import WorkerRegistry
 from diptych.router.relay import Relay
-from diptych.router.routes import ROUTES, SLOW_JOINT
+from diptych.router.routes import NOTHING_TO_DO, ROUTES, SLOW_JOINT
 from diptych.router.sockets import worker_sockets
 from diptych.router.worker_metrics import EXPOSITION, scrape
 from diptych.router.worker_routes import WorkerRoutes
@@ -207,7 +207,8 @@ class RouterServer:
 
     async def to_all_workers(self, request: web.Request) -> web.Response:
         limit = get_router().request_timeout if request.path in SLOW_JOINT else JOINT_SECONDS
-        return joint_answer(await self.proxy.to_all(request, limit=limit, leaving=True))
+        answers = await self.proxy.to_all(request, limit=limit, leaving=True)
+        return joint_answer(answers, NOTHING_TO_DO.get(request.path))
 
     async def list_workers(self, _: web.Request) -> web.Response:
         return self.workers.list()

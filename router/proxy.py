@@ -131,14 +131,18 @@ class Proxy:
         return headers
 
 
-def joint_answer(answers: list[WorkerAnswer]) -> web.Response:
+def joint_answer(answers: list[WorkerAnswer], nothing_to_do: int | None = None) -> web.Response:
     """One answer for what every worker was asked to do; all that each said is in `workers`.
 
     Done by all: 200, `success`, and the fields that a decode worker answered, numbers added up over those
-    workers, as from one server (a sample runs on one decode worker, whatever prefill had to do with it). Else
-    OpenAI's `error` object: the 4xx that those who failed agree on, or a 502."""
+    workers, as from one server (a sample runs on one decode worker, whatever prefill had to do with it); of a
+    `message` in which they differ, each worker's. Else OpenAI's `error` object: the 4xx that those who failed
+    agree on, or a 502. `nothing_to_do`: by this status a worker says that it had nothing to do, which is no
+    failure as long as another one had."""
     workers = [answer.describe() for answer in answers]
     failed = [answer for answer in answers if not answer.ok]
+    if nothing_to_do is not None and len(failed) < len(answers):
+        failed = [answer for answer in failed if answer.status != nothing_to_do]
     if not answers:
         status, message = 503, "no worker is known"
     elif failed:
@@ -147,13 +151,23 @@ def joint_answer(answers: list[WorkerAnswer]) -> web.Response:
         status = only if only is not None and 400 <= only < 500 else 502
         message = "; ".join(f"{answer.worker} {answer.failure()}" for answer in failed)
     else:
-        joint: dict[str, object] = {}
-        for answer in answers:
-            if answer.worker.role is WorkerRole.DECODE and isinstance(said := answer.data(), dict):
-                joint |= {name: _join(joint.get(name), value) for name, value in said.items()}
+        joint = _joined([answer for answer in answers if answer.ok])
         return json_response({"success": True} | joint | {"workers": workers})
     error = {"message": message, "type": error_type(status), "param": None, "code": "worker_failed"}
     return json_response({"error": error, "success": False, "workers": workers}, status)
+
+
+def _joined(answers: list[WorkerAnswer]) -> dict[str, object]:
+    """The fields of one answer, from those of workers that all did it."""
+    said = {answer.worker: data for answer in answers if isinstance(data := answer.data(), dict)}
+    joint: dict[str, object] = {}
+    for worker, fields in said.items():
+        if worker.role is WorkerRole.DECODE:
+            joint |= {name: _join(joint.get(name), value) for name, value in fields.items()}
+    messages = {worker: fields["message"] for worker, fields in said.items() if "message" in fields}
+    if len(set(map(str, messages.values()))) > 1:
+        joint["message"] = "; ".join(f"{worker}: {message}" for worker, message in messages.items())
+    return joint
 
 
 def _join(sum_so_far: object, value: object) -> object:

@@ -132,5 +132,9 @@ ENDPOINTS = tuple(endpoint for endpoints in ROUTES.values() for endpoint in endp
 KINDS = kinds(ENDPOINTS)
 """Who may use which route."""
 
+NOTHING_TO_DO = {"/stop_profile": 409}
+"""Calls to all workers that need not find all of them in the same state, and the status of one that had
+nothing to do: a recording of so many steps ends by itself, on one side before the other."""
+
 SLOW_JOINT = ("/update_weights_from_disk", "/stop_profile")
 """Calls to all workers that may take as long as a request."""

@@ -55,6 +55,32 @@ async def test_what_decode_workers_counted_is_added_up(make_worker, kit):
     assert (answer["aborted"], answer["message"]) == (3, "gone")
 
 
+async def test_messages_that_differ_are_told_worker_by_worker(make_worker, kit):
+    (prefill,), (decode,) = await workers(make_worker, kit)
+    prefill.pages["/flush_cache"] = {"success": True, "message": "5 pages dropped"}
+    decode.pages["/flush_cache"] = {"success": True, "message": "0 pages dropped"}
+    async with kit.router([prefill], [decode]) as router:
+        _, answer = await call(router, "POST", "/flush_cache")
+    each = f"prefill worker {prefill.url}: 5 pages dropped; decode worker {decode.url}: 0 pages dropped"
+    assert (answer["success"], answer["message"]) == (True, each)
+
+
+async def test_a_recording_that_had_ended_by_itself_on_one_side_is_no_failure(make_worker, kit):
+    (prefill,), (decode,) = await workers(make_worker, kit)
+
+    async def had_ended(_):
+        return web.json_response({"error": {"message": "no profile is being recorded"}}, status=409)
+
+    prefill.pages["/stop_profile"], decode.pages["/stop_profile"] = had_ended, {"path": "/traces/d"}
+    async with kit.router([prefill], [decode]) as router:
+        status, answer = await call(router, "POST", "/stop_profile")
+        assert (status, answer["success"], answer["path"]) == (200, True, "/traces/d")
+        assert [w["status"] for w in answer["workers"]] == [409, 200]
+        decode.pages["/stop_profile"] = had_ended
+        status, answer = await call(router, "POST", "/stop_profile")
+        assert (status, answer["success"]) == (409, False)
+
+
 @pytest.mark.parametrize(
     ("decode_status", "status", "kind"),
     [
