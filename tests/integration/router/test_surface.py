@@ -149,6 +149,16 @@ async def test_a_huge_body_gets_its_413_and_not_a_reset(make_worker, kit):
     assert decode.seen == []
 
 
+async def test_a_body_announced_as_too_large_is_not_waited_for(make_worker, kit):
+    prefill, decode = await pair(make_worker, kit)
+    async with kit.router([prefill], [decode]) as router:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(router.url.rsplit(":", 1)[1]))
+        writer.write(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n")
+        answer = await asyncio.wait_for(reader.readuntil(b"\r\n"), 1)
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 413 ")
+
+
 async def test_a_body_that_can_not_be_unpacked_is_a_400(make_worker, kit):
     prefill, decode = await pair(make_worker, kit)
     async with kit.router([prefill], [decode]) as router:
@@ -170,13 +180,14 @@ async def test_the_api_key_is_enforced_and_passed_on(make_worker, kit):
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "s3cret"}):
             async with router.post(headers=headers) as response:
                 assert response.status == 401
+                assert response.headers["WWW-Authenticate"] == "Bearer"
                 assert (await response.json())["error"]["code"] == "invalid_api_key"
         good = {"Authorization": "Bearer s3cret"}
         async with router.post(headers=good) as response:
             assert response.status == 200
-        for path in ("/health", "/metrics"):
+        for path, status in (("/health", 200), ("/metrics", 200), ("/engine_metrics", 401)):
             async with router.get(path) as response:
-                assert response.status == 200
+                assert response.status == status
         async with router.get("/server_info", headers=good) as response:
             assert "s3cret" not in await response.text()
     assert (
