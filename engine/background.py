@@ -48,8 +48,10 @@ class Wakeup:
 class BackgroundPool:
     """A few threads whose finished work makes `wakeup` readable. Threads start with the first work."""
 
-    def __init__(self, *, threads: int, name: str) -> None:
-        self.wakeup = Wakeup()
+    def __init__(self, *, threads: int, name: str, wakeup: Wakeup | None = None) -> None:
+        """`wakeup`: another pool's, which must be closed after this one."""
+        self._shares = wakeup is not None
+        self.wakeup = wakeup or Wakeup()
         self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix=name)
 
     def submit(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
@@ -70,4 +72,5 @@ class BackgroundPool:
     def close(self) -> None:
         """Waits for what runs, drops what doesn't yet. Idempotent."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-        self.wakeup.close()
+        if not self._shares:
+            self.wakeup.close()

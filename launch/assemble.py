@@ -179,7 +179,12 @@ def build_grammars(config: ModelConfig, model_dir: Path) -> Grammars | None:
         logger.warning("xgrammar is not installed: requests with a grammar are refused")
     if get_exec().grammar.grammar_backend == "none":
         return None
-    link = CompilerLink(model_dir, vocab_size=config.vocab_size, end_ids=config.eos_token_ids)
+    link = CompilerLink(
+        model_dir,
+        vocab_size=config.vocab_size,
+        end_ids=config.eos_token_ids,
+        any_whitespace=not get_exec().grammar.disable_any_whitespace,
+    )
     return Grammars(link, timeout=get_exec().grammar.grammar_compile_timeout)
 
 

@@ -106,10 +106,12 @@ def free_grammar(text: str, param: str) -> Grammar:
     return Grammar("ebnf" if "::=" in text else "lark", text, param)
 
 
-def choice_grammar(choices: list[str], param: str) -> Grammar | None:
-    """Exactly one of the texts; an empty list asks for nothing. Raises `BadRequest`."""
-    if not choices:
+def choice_grammar(choices: list[str] | None, param: str) -> Grammar | None:
+    """Exactly one of the texts; None asks for nothing. Raises `BadRequest`."""
+    if choices is None:
         return None
+    if not choices:
+        raise BadRequest(f"{param} has no choices", param=param)
     if len(choices) > MAX_CHOICES:
         raise BadRequest(f"{param} has {len(choices)} choices; at most {MAX_CHOICES} work", param=param)
     if "" in choices:
@@ -125,7 +127,7 @@ def _asked(fields: GrammarFields, prefix: str) -> Iterator[Grammar]:
         response_format(fields.response_format, f"{prefix}response_format"),
         schema_grammar(fields.guided_json, f"{prefix}guided_json"),
         _text("regex", fields.guided_regex, f"{prefix}guided_regex"),
-        choice_grammar(fields.guided_choice or [], f"{prefix}guided_choice"),
+        choice_grammar(fields.guided_choice, f"{prefix}guided_choice"),
         _free(fields.guided_grammar, f"{prefix}guided_grammar"),
         schema_grammar(fields.json_schema, f"{prefix}json_schema"),
         _text("regex", fields.regex, f"{prefix}regex"),
@@ -138,14 +140,20 @@ def _asked(fields: GrammarFields, prefix: str) -> Iterator[Grammar]:
             raise BadRequest(
                 f"`{inside}whitespace_pattern` is not supported", param=f"{inside}whitespace_pattern"
             )
-        found += [
+        inner = [
             schema_grammar(outputs.json, f"{inside}json"),
             _text("regex", outputs.regex, f"{inside}regex"),
-            choice_grammar(outputs.choice or [], f"{inside}choice"),
+            choice_grammar(outputs.choice, f"{inside}choice"),
             _free(outputs.grammar, f"{inside}grammar"),
             Grammar("json_object", param=f"{inside}json_object") if outputs.json_object else None,
             _structural_tag(outputs.structural_tag, f"{inside}structural_tag"),
         ]
+        if outputs.json_object is None and not any(inner):
+            kinds = "json, regex, choice, grammar, json_object or structural_tag"
+            raise BadRequest(
+                f"{prefix}structured_outputs needs one of {kinds}", param=f"{prefix}structured_outputs"
+            )
+        found += inner
     return (grammar for grammar in found if grammar is not None)
 
 

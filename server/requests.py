@@ -55,7 +55,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     json: msgspec.Raw = NOT_SENT
     """A JSON schema, or a string that holds one."""
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Annotated[list[str], many(1)] | None = None
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: msgspec.Raw = NOT_SENT
@@ -71,7 +71,7 @@ class GrammarFields(msgspec.Struct, kw_only=True):
     structured_outputs: StructuredOutputs | None = None
     guided_json: msgspec.Raw = NOT_SENT
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Annotated[list[str], many(1)] | None = None
     guided_grammar: str | None = None
     json_schema: msgspec.Raw = NOT_SENT
     regex: str | None = None

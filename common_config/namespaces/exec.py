@@ -106,6 +106,12 @@ class GrammarFollowing(Namespace):
         gt=0,
         le=3600,
     )
+    disable_any_whitespace: bool = leaf(
+        False,
+        help="JSON that follows a grammar is in one line, with one blank after each comma and colon (inside "
+        "structural tags: at most one anywhere). Otherwise it has as much white space as the model likes, of "
+        "which small models find no end. Set it alike on prefill and decode workers.",
+    )
 
 
 class Exec(Namespace):

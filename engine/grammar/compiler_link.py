@@ -8,10 +8,10 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from diptych.engine.grammar.bounds import MEMORY_BYTES
+from diptych.engine.grammar.bounds import BRIEF_NICENESS, MEMORY_BYTES
 from diptych.engine.grammar.errors import GrammarRefused
 from diptych.engine.grammar.frames import (
     REPLIES,
@@ -30,16 +30,54 @@ _SETTLING_SECONDS = 0.2
 """A process that was killed is gone by then."""
 
 
+class JobHandle:
+    """By which other threads end one job."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connection: socket.socket | None = None
+        self._given_up = False
+
+    def give_up(self) -> None:
+        """The job's process is killed, or never starts. Idempotent."""
+        with self._lock:
+            self._given_up = True
+            if self._connection is not None:
+                # Its process has asked for a signal when this happens.
+                self._connection.shutdown(socket.SHUT_RDWR)
+
+    @contextlib.contextmanager
+    def running(self, connection: socket.socket) -> Iterator[None]:
+        """Raises ConnectionError when it was given up before."""
+        with self._lock:
+            if self._given_up:
+                raise ConnectionError("nobody waits for it any more")
+            self._connection = connection
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._connection = None
+
+
 class CompilerLink:
     """Used by several threads: each job has a connection of its own. The process starts with the first job,
     and again if it was ended from outside."""
 
-    def __init__(self, model_dir: Path, *, vocab_size: int, end_ids: Collection[int]) -> None:
-        """`vocab_size` and `end_ids`: the model's, logits of one token and end-of-sequence tokens."""
+    def __init__(
+        self, model_dir: Path, *, vocab_size: int, end_ids: Collection[int], any_whitespace: bool = True
+    ) -> None:
+        """`vocab_size` and `end_ids`: the model's, logits of one token and end-of-sequence tokens.
+        `any_whitespace`: whether JSON may have as much of it between its elements as the model likes."""
         self.model_dir = model_dir
         self.vocab_size = vocab_size
         self.end_ids = sorted({token_id for token_id in end_ids if 0 <= token_id < vocab_size})
-        self._setup = CompilerSetup(model_dir=str(model_dir), vocab_size=vocab_size, end_ids=self.end_ids)
+        self._setup = CompilerSetup(
+            model_dir=str(model_dir),
+            vocab_size=vocab_size,
+            end_ids=self.end_ids,
+            any_whitespace=any_whitespace,
+        )
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._orders: socket.socket | None = None
@@ -50,12 +88,20 @@ class CompilerLink:
         with self._lock:
             self._started()
 
-    def compile(self, grammar: Grammar, text: Text, *, timeout: float) -> str:
-        """The compiled grammar, serialised. `timeout`: seconds of processor time. Raises `GrammarRefused`,
-        and OSError without a process."""
-        job = CompileJob(grammar=grammar, text=text, timeout=timeout)
+    def compile(
+        self,
+        grammar: Grammar,
+        text: Text,
+        *,
+        timeout: float,
+        handle: JobHandle,
+        niceness: int = BRIEF_NICENESS,
+    ) -> str | None:
+        """The compiled grammar, serialised; None if the job's process has ended without an answer. `timeout`:
+        seconds of processor time. Raises `GrammarRefused`, and OSError without a process."""
+        job = CompileJob(grammar=grammar, text=text, timeout=timeout, niceness=niceness)
         ours, theirs = socket.socketpair()
-        with ours, ours.makefile("rwb") as pipe:
+        with ours, handle.running(ours), ours.makefile("rwb") as pipe:
             with theirs, self._lock:
                 socket.send_fds(self._started(), [b"j"], [theirs.fileno()])
             reply = None
@@ -70,10 +116,10 @@ class CompilerLink:
                 raise GrammarRefused(message)
             case Unusable(message):
                 raise GrammarRefused(f"xgrammar can't be loaded: {message}", status=503)
-        raise self._unanswered(timeout)
+        return None
 
-    def _unanswered(self, timeout: float) -> GrammarRefused:
-        """The job's process has ended, alone or with all."""
+    def why_unanswered(self, timeout: float) -> GrammarRefused:
+        """Of `compile` without an answer: the job's process has ended, alone or with all."""
         process = self._process
         with contextlib.suppress(subprocess.TimeoutExpired):
             if process is None or process.wait(_SETTLING_SECONDS) is not None:

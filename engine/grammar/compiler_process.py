@@ -9,8 +9,11 @@ alone. All of them end with the scheduler.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
+import re
 import resource
+import select
 import signal
 import socket
 import sys
@@ -19,7 +22,7 @@ from typing import TYPE_CHECKING, NoReturn, get_args
 
 import numpy as np
 
-from diptych.engine.grammar.bounds import MAX_COMPILED_BYTES, MEMORY_BYTES
+from diptych.engine.grammar.bounds import BRIEF_NICENESS, MAX_COMPILED_BYTES, MEMORY_BYTES
 from diptych.engine.grammar.frames import (
     JOBS,
     SETUPS,
@@ -31,6 +34,7 @@ from diptych.engine.grammar.frames import (
     read_frame,
     write_frame,
 )
+from diptych.engine.grammar.structural_tag import with_little_whitespace
 from diptych.engine.grammar.vocabulary import Text, Vocabulary, text_of, tokenizer_info
 from diptych.engine.wire import Grammar, GrammarKind
 
@@ -39,15 +43,18 @@ if TYPE_CHECKING:
 
 WALL_SECONDS = 20
 """Beside ten times the processor time: a job that gets no further for another reason ends too."""
-NICENESS = 5
-"""Tokens come first."""
 _PR_SET_PDEATHSIG = 1
+_IN_FRONT = re.compile(r"(\[[^\]]*\] \S+:\d+: )+(Check failed: \(.*?\) is false: ?)?", re.DOTALL)
+"""Of a message of the library's: the time, a place in its sources, and an expression from there."""
+_TOO_LARGE = f"it is too large to be compiled within {MEMORY_BYTES >> 20} MiB of memory"
+_ANONYMOUS = re.compile(r"\S*|\S+::\S+ .*", re.DOTALL)
+"""The name of a C++ function or exception, which says nothing to a client."""
 
 
 def main() -> int:
     orders = socket.socket(fileno=int(sys.argv[1]))
     die_with(int(sys.argv[2]))
-    os.nice(NICENESS)
+    os.nice(BRIEF_NICENESS)
     parent = os.getpid()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     # Unbuffered: the first job may come right behind, and its descriptor with its byte.
@@ -85,12 +92,26 @@ def _work(compilers: _Compilers, connection: socket.socket, parent: int) -> NoRe
     with connection.makefile("rwb") as pipe:
         job = read_frame(pipe, JOBS)
         if job is not None:
+            _die_unwanted(connection)
+            os.nice(job.niceness - BRIEF_NICENESS)
             _limit_memory()
             # Of processor time, so that a busy machine refuses nothing. The signals kill.
             signal.setitimer(signal.ITIMER_PROF, job.timeout)
             signal.setitimer(signal.ITIMER_REAL, WALL_SECONDS + 10 * job.timeout)
-            write_frame(pipe, compilers.answer(job))
+            answer = compilers.answer(job)
+            fcntl.fcntl(connection, fcntl.F_SETFL, 0)
+            write_frame(pipe, answer)
     os._exit(0)
+
+
+def _die_unwanted(connection: socket.socket) -> None:
+    """From here on the kernel ends this process by a signal, whatever it does, when the scheduler ends the
+    connection (which brings no other news any more)."""
+    fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(connection, fcntl.F_SETFL, os.O_ASYNC)
+    # It may have come before.
+    if select.select([connection], [], [], 0)[0]:
+        os._exit(0)
 
 
 class _Compilers:
@@ -109,14 +130,16 @@ class _Compilers:
 
     def answer(self, job: CompileJob) -> Compiled | Refused:
         try:
-            compiled = compile_grammar(self._compiler(job.text), job.grammar)
+            compiled = compile_grammar(
+                self._compiler(job.text), job.grammar, any_whitespace=self._setup.any_whitespace
+            )
             if not self._begins(compiled):
                 return Refused("it allows no text that the model's tokens can spell")
             text = compiled.serialize_json()
         except MemoryError:
-            return Refused("it takes too much memory to compile")
+            return Refused(_TOO_LARGE)
         except (RuntimeError, ValueError, TypeError) as error:
-            return Refused(_readable(str(error)))
+            return Refused(readable(str(error)))
         if len(text) > MAX_COMPILED_BYTES:
             return Refused("compiled it is too large")
         return Compiled(text)
@@ -133,14 +156,16 @@ class _Compilers:
         return not limited or bool(row.any())
 
 
-def compile_grammar(compiler: xgrammar.GrammarCompiler, grammar: Grammar) -> xgrammar.CompiledGrammar:
+def compile_grammar(
+    compiler: xgrammar.GrammarCompiler, grammar: Grammar, *, any_whitespace: bool
+) -> xgrammar.CompiledGrammar:
     """Raises RuntimeError with the library's message, which may begin with a place in its own sources."""
     match grammar.kind:
         case "json_schema":
-            # Blanks without a limit: one of 32 makes what is compiled, stored and sent 80 times as large.
-            return compiler.compile_json_schema(grammar.text)
+            # Without a limit or none: one of 32 makes what is compiled, stored and sent 80 times as large.
+            return compiler.compile_json_schema(grammar.text, any_whitespace=any_whitespace)
         case "json_object":
-            return compiler.compile_json_schema('{"type":"object"}')
+            return compiler.compile_json_schema('{"type":"object"}', any_whitespace=any_whitespace)
         case "regex":
             return compiler.compile_regex(grammar.text)
         case "ebnf":
@@ -148,7 +173,8 @@ def compile_grammar(compiler: xgrammar.GrammarCompiler, grammar: Grammar) -> xgr
         case "lark":
             return compiler.compile_lark(grammar.text)
         case "structural_tag":
-            return compiler.compile_structural_tag(grammar.text)
+            tag = grammar.text if any_whitespace else with_little_whitespace(grammar.text)
+            return compiler.compile_structural_tag(tag)
 
 
 def _limit_memory() -> None:
@@ -158,12 +184,15 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _readable(message: str) -> str:
-    """Without the time and the source line that the library puts in front."""
-    text = message.strip()
-    while text.startswith("["):
-        text = text.partition("] ")[2].partition(": ")[2].strip()
-    return text[:500] or "the grammar library refused it without a reason"
+def readable(message: str) -> str:
+    """What the library says to whoever wrote the grammar, without what it says to its own developers."""
+    if "bad_alloc" in message:
+        return _TOO_LARGE
+    said = _IN_FRONT.match(message)
+    text = (message[said.end() :] if said else message).strip()
+    if _ANONYMOUS.fullmatch(text):
+        return "the grammar library refuses it without a reason"
+    return text[:500]
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ class CompilerSetup(msgspec.Struct, frozen=True, kw_only=True):
     model_dir: str
     vocab_size: int
     end_ids: list[int]
+    any_whitespace: bool
+    """Between the elements of JSON: as much as the model likes."""
 
 
 class CompileJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +30,7 @@ class CompileJob(msgspec.Struct, frozen=True, kw_only=True):
     text: Text
     timeout: float
     """Seconds of processor time, after which the job's process ends itself."""
+    niceness: int
 
 
 class Compiled(msgspec.Struct, frozen=True, tag="compiled"):

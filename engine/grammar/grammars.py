@@ -6,11 +6,20 @@ import hashlib
 import queue
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from diptych.engine.background import BackgroundPool
-from diptych.engine.grammar.compiler_link import CompilerLink
+from diptych.engine.grammar.bounds import (
+    BRIEF_AT_ONCE,
+    BRIEF_NICENESS,
+    BRIEF_SECONDS,
+    LONG_AT_ONCE,
+    LONG_NICENESS,
+    MAX_COMPILING,
+    MAX_LONG,
+)
+from diptych.engine.grammar.compiler_link import CompilerLink, JobHandle
 from diptych.engine.grammar.errors import GrammarRefused
 from diptych.engine.grammar.matcher import Matcher
 from diptych.engine.grammar.vocabulary import Text, Vocabulary, text_of, tokenizer_info
@@ -23,9 +32,6 @@ MAX_KEPT = 1024
 """Grammars, refused ones included."""
 MAX_KEPT_BYTES = 256 << 20
 """Of compiled grammars. Running samples keep theirs beyond that."""
-MAX_COMPILING = 256
-AT_ONCE = 4
-"""Grammars being compiled: some that take all their time leave the others to the rest."""
 _MAX_VOCABULARIES = 8
 
 
@@ -35,35 +41,51 @@ class _Ready:
     num_bytes: int
 
 
+@dataclass(eq=False, slots=True)
+class _Job:
+    key: bytes
+    grammar: Grammar
+    timeout: float
+    """Seconds of processor time for this try."""
+    is_long: bool = False
+    """It wasn't done after a brief try, and has another."""
+    handle: JobHandle = field(default_factory=JobHandle)
+
+
 class Grammars:
     """Of one model. Everything but the work of `_compile` happens on the scheduler's thread.
 
-    Nothing is loaded or started before the first grammar comes."""
+    All get a brief try in order of arrival. Those that aren't done then start again among themselves, a few
+    at a time and with less of the processor, so that they hold up nobody else. Nothing is loaded or started
+    before the first grammar comes."""
 
     def __init__(self, link: CompilerLink, *, timeout: float) -> None:
         """`timeout`: seconds of processor time that compiling one grammar may take."""
         self._link = link
         self._timeout = timeout
-        self._pool = BackgroundPool(threads=AT_ONCE, name="grammar")
+        self._brief = BackgroundPool(threads=BRIEF_AT_ONCE, name="grammar")
+        self._long = BackgroundPool(threads=LONG_AT_ONCE, name="long grammar", wakeup=self._brief.wakeup)
         self._lock = threading.Lock()
         """Guards `_vocabulary` and `_infos`, which the threads share."""
         self._vocabulary: Vocabulary | None = None
         self._infos: OrderedDict[Text, xgrammar.TokenizerInfo] = OrderedDict()
-        self._compiling: set[bytes] = set()
-        self._finished: queue.SimpleQueue[tuple[bytes, _Ready | GrammarRefused]] = queue.SimpleQueue()
+        self._jobs: dict[bytes, _Job] = {}
+        """Those that run or wait, by the keys of their grammars."""
+        self._tried: queue.SimpleQueue[tuple[_Job, _Ready | GrammarRefused | None]] = queue.SimpleQueue()
+        """Jobs whose try is over; None if it was too brief."""
         self._kept: OrderedDict[bytes, _Ready | GrammarRefused] = OrderedDict()
         """Least recently used first."""
         self._kept_bytes = 0
 
     def fileno(self) -> int:
-        """Readable when a grammar is finished; then `collect`."""
-        return self._pool.wakeup.fileno()
+        """Readable when there may be news; then `collect`."""
+        return self._brief.wakeup.fileno()
 
     def matcher(self, sampling: SamplingParams) -> Matcher | None:
         """For one sample; None while its grammar is being compiled. Raises `GrammarRefused`."""
         grammar = sampling.grammar
         assert grammar is not None
-        key = _key(grammar)
+        key = grammar_key(grammar)
         known = self._kept.get(key)
         if known is None:
             self._start(key, grammar)
@@ -82,17 +104,28 @@ class Grammars:
             param=grammar.param,
         )
 
-    def collect(self) -> bool:
-        """Take over what is finished; False if there is nothing new."""
-        self._pool.wakeup.clear()
-        news = False
-        while not self._finished.empty():
-            key, outcome = self._finished.get()
-            self._compiling.discard(key)
-            self._kept[key] = outcome
-            self._kept_bytes += _size(outcome)
-            news = True
+    def collect(self) -> set[bytes]:
+        """Take over what is finished; the keys of those grammars."""
+        self._brief.wakeup.clear()
+        news = set()
+        while not self._tried.empty():
+            job, outcome = self._tried.get()
+            if self._jobs.get(job.key) is not job:
+                continue
+            if outcome is None:
+                outcome = self._try_long(job)
+            if outcome is not None:
+                del self._jobs[job.key]
+                self._kept[job.key] = outcome
+                self._kept_bytes += _size(outcome)
+                news.add(job.key)
         return news
+
+    def give_up(self, key: bytes) -> None:
+        """Nobody waits for this grammar any more. Nothing if it isn't being compiled."""
+        job = self._jobs.pop(key, None)
+        if job is not None:
+            job.handle.give_up()
 
     def trim(self) -> None:
         """Forget the least recently used ones over the bounds, once whoever waited has made its matcher. A
@@ -106,30 +139,42 @@ class Grammars:
     def close(self) -> None:
         """What is being compiled is given up. Idempotent."""
         self._link.close()
-        self._pool.close()
+        self._long.close()
+        self._brief.close()
 
     def _start(self, key: bytes, grammar: Grammar) -> None:
-        if key in self._compiling:
+        if key in self._jobs:
             return
         if not self._link.end_ids:
             raise GrammarRefused("the model has no end-of-sequence token that could end a grammar's text")
-        if len(self._compiling) >= MAX_COMPILING:
-            raise GrammarRefused(f"{len(self._compiling)} grammars wait to be compiled", status=503)
-        self._compiling.add(key)
-        self._pool.submit(self._compile, key, grammar)
+        if len(self._jobs) >= MAX_COMPILING:
+            raise GrammarRefused(f"{len(self._jobs)} others wait to be compiled; try again later", status=429)
+        job = self._jobs[key] = _Job(key, grammar, timeout=min(BRIEF_SECONDS, self._timeout))
+        self._brief.submit(self._compile, job)
+
+    def _try_long(self, job: _Job) -> GrammarRefused | None:
+        others = sum(other.is_long for other in self._jobs.values())
+        if others >= MAX_LONG:
+            problem = f"it takes long to compile, and {others} others that do wait; try again later"
+            return GrammarRefused(problem, status=429)
+        again = self._jobs[job.key] = _Job(
+            job.key, job.grammar, timeout=self._timeout, is_long=True, handle=job.handle
+        )
+        self._long.submit(self._compile, again)
+        return None
 
     # ---- in a thread of the pool ----------------------------------------------------------------------
 
-    def _compile(self, key: bytes, grammar: Grammar) -> None:
+    def _compile(self, job: _Job) -> None:
         try:
-            outcome: _Ready | GrammarRefused = self._compiled(grammar)
+            outcome = self._compiled(job)
         except GrammarRefused as refusal:
             outcome = refusal
         except (ImportError, OSError) as error:
             outcome = GrammarRefused(f"grammars can't be compiled: {error}", status=503)
-        self._finished.put((key, outcome))
+        self._tried.put((job, outcome))
 
-    def _compiled(self, grammar: Grammar) -> _Ready:
+    def _compiled(self, job: _Job) -> _Ready | GrammarRefused | None:
         # Its process loads the library while this one does.
         self._link.start()
         import xgrammar
@@ -137,8 +182,13 @@ class Grammars:
         with self._lock:
             if self._vocabulary is None:
                 self._vocabulary = Vocabulary.from_dir(self._link.model_dir, self._link.vocab_size)
-            text = text_of(self._vocabulary, grammar)
-        serialised = self._link.compile(grammar, text, timeout=self._timeout)
+            text = text_of(self._vocabulary, job.grammar)
+        niceness = LONG_NICENESS if job.is_long else BRIEF_NICENESS
+        serialised = self._link.compile(
+            job.grammar, text, timeout=job.timeout, niceness=niceness, handle=job.handle
+        )
+        if serialised is None:
+            return self._link.why_unanswered(job.timeout) if job.timeout >= self._timeout else None
         compiled = xgrammar.CompiledGrammar.deserialize_json(serialised, self._info(text))
         return _Ready(compiled, len(serialised))
 
@@ -153,7 +203,7 @@ class Grammars:
             return self._infos[text]
 
 
-def _key(grammar: Grammar) -> bytes:
+def grammar_key(grammar: Grammar) -> bytes:
     return hashlib.blake2b(grammar.kind.encode() + b"\0" + grammar.text.encode(), digest_size=32).digest()
 
 

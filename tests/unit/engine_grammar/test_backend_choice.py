@@ -52,6 +52,15 @@ def test_the_backend_can_be_turned_off(tmp_path: Path) -> None:
         grammars.close()
 
 
+def test_white_space_in_json_can_be_turned_off(tmp_path: Path) -> None:
+    for off in (False, True):
+        with override_config(role=Role.DECODE_SCHEDULER, disable_any_whitespace=off):
+            grammars = build(tmp_path)
+            assert grammars is not None
+            assert grammars._link._setup.any_whitespace is not off
+            grammars.close()
+
+
 def test_a_scheduler_does_not_load_the_library_before_it_needs_it() -> None:
     program = "import sys, diptych.launch.scheduler; print('xgrammar' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

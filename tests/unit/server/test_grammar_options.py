@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import msgspec
 import pytest
 
 from diptych.engine.wire import Grammar
+from diptych.server.body import decode_json
 from diptych.server.errors import BadRequest
 from diptych.server.grammar_options import (
     MAX_GRAMMAR_BYTES,
@@ -22,7 +22,7 @@ TAG = '{"type": "structural_tag", "format": {"type": "const_string", "value": "x
 
 
 def option(text: str, prefix: str = "") -> Grammar | None:
-    return grammar_option(msgspec.json.decode(text, type=SamplingFields), prefix)
+    return grammar_option(decode_json(text.encode(), SamplingFields), prefix)
 
 
 def named(fields: dict[str, Any]) -> Grammar | None:
@@ -106,9 +106,8 @@ def test_the_older_structural_tag_is_translated() -> None:
         {},
         {"response_format": None, "guided_json": None, "regex": None, "structured_outputs": None},
         {"response_format": {"type": "text"}},
-        {"guided_choice": []},
-        {"structured_outputs": {"json_object": False}},
-        {"structured_outputs": {}},
+        {"guided_choice": None},
+        {"structured_outputs": {"json_object": False, "regex": None}},
     ],
     ids=str,
 )
@@ -139,6 +138,11 @@ def test_these_ask_for_nothing(fields: dict[str, Any]) -> None:
         ({"json_schema": "[" * 100_000}, "json_schema"),
         ({"guided_regex": ""}, "guided_regex"),
         ({"guided_choice": ["a", ""]}, "guided_choice"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": None}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"a": {}, "regex": "x"}}, "structured_outputs"),
         ({"guided_choice": [str(i) for i in range(5000)]}, "guided_choice"),
         ({"structural_tag": "x"}, "structural_tag"),
         ({"structural_tag": {"structures": [{"begin": 1}]}}, "structural_tag"),
