@@ -24,7 +24,7 @@ ALONE = 50
 """Of the schemas, those whose answers are compared with a single worker's."""
 AT_ONCE = 100
 """Requests; some of them run at a time."""
-FLAGS = ("--max-running-requests", "16", "--page-size", "4", "--grammar-compile-timeout", "0.5")
+FLAGS = ("--max-running-requests", "16", "--page-size", "4", "--grammar-compile-timeout", "0.3")
 SMALL_POOL = ("--max-total-tokens", "192", "--num-reserved-decode-tokens", "0")
 """For decode: samples are parked in the middle of their grammars."""
 
