@@ -26,8 +26,8 @@ class Serving(Namespace):
     )
     admin_api_key: str | None = leaf(
         None,
-        help="The bearer token for routes that change the server (flush, abort, update), where --api-key then "
-        "gets a 403. It opens the others as well.",
+        help="The bearer token for routes that change the server (flush, abort, update), where --api-key "
+        "then gets a 403. It opens the others as well.",
         open_means="--api-key opens them",
         secret=True,
         metavar="KEY",

@@ -97,7 +97,11 @@ SAMPLING: Rows = {
     ],
     "guided_json": [{"guided_json": SCHEMA}, no({"guided_json": 7})],
     "guided_regex": [{"guided_regex": "[0-9]{3}"}, no({"guided_regex": "("})],
-    "guided_choice": [{"guided_choice": ["red", "blue"]}, no({"guided_choice": [""]}), no({"guided_choice": []})],
+    "guided_choice": [
+        {"guided_choice": ["red", "blue"]},
+        no({"guided_choice": [""]}),
+        no({"guided_choice": []}),
+    ],
     "guided_grammar": [{"guided_grammar": 'root ::= "yes" | "no"'}],
     "json_schema": [{"json_schema": SCHEMA}, no({"json_schema": "{"})],
     "regex": [{"regex": "(a|b){4}"}, no({"regex": ""})],

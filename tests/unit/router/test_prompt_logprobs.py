@@ -69,7 +69,8 @@ def test_native_a_batch_is_completed_sample_by_sample():
 def test_native_every_event_of_a_stream_is_completed_by_its_index():
     shape = NativeLogprobs()
     other = {"input_token_logprobs": [[None, 7, None]]}
-    assert shape.learn([native(**INPUT) | {"index": 0}, native() | {"index": 1}, native(**other) | {"index": 1}])
+    events = [native(**INPUT) | {"index": 0}, native() | {"index": 1}, native(**other) | {"index": 1}]
+    assert shape.learn(events)
     for index, expected in ((1, other), (0, INPUT), (1, other)):
         event = shape.complete(native() | {"index": index})
         assert event == native(**expected) | {"index": index}
