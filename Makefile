@@ -56,11 +56,13 @@ $(INTEROP)/.installed: $(PINS)
 SINGLE   := tests/unit tests/kernels
 WAITS    := tests/chaos tests/integration
 COMPUTES := tests/e2e
+# In the order of their names: what takes longest is not last then, as it would be by the number of tests.
+TWO      := -n 2 --dist loadfile --no-loadscope-reorder
 PYTEST   := GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest
 test: setup interop
-	$(PYTEST) -n 2 --dist loadfile $(SINGLE)
-	$(PYTEST) -n 2 --dist loadfile $(WAITS)
-	DIPTYCH_CPU_THREADS=1 $(PYTEST) -n 2 --dist loadfile $(COMPUTES)
+	$(PYTEST) $(TWO) $(SINGLE)
+	$(PYTEST) $(TWO) $(WAITS)
+	DIPTYCH_CPU_THREADS=1 $(PYTEST) $(TWO) $(COMPUTES)
 	$(PYTEST) $(addprefix --ignore=,$(SINGLE) $(WAITS) $(COMPUTES))
 
 # Random traffic, faults and restarts for SECONDS on each backend, or on BACKEND alone; SEED repeats one.

@@ -1,4 +1,6 @@
-"""Greedy output equals `transformers`, whatever the page size, the chunk size, the load and the cache."""
+"""Greedy output equals `transformers`, whatever the page size, the chunk size, the load and the cache.
+
+A file for each page size, so that they can run side by side."""
 
 from __future__ import annotations
 
@@ -43,8 +45,14 @@ LONGEST_PROMPT = 2000
 LONG_AT = {(1, 512), (16, 16), (64, 64)}
 
 
-@pytest.fixture(scope="module", params=COMBINATIONS, ids=str)
+def of_page_size(page_size: int) -> list[Combination]:
+    """What one test file is for."""
+    return [combination for combination in COMBINATIONS if combination.page_size == page_size]
+
+
+@pytest.fixture(scope="module")
 def combination(request: pytest.FixtureRequest) -> Combination:
+    """`parametrize` of each file gives it, indirectly."""
     combination: Combination = request.param
     return combination
 
@@ -85,9 +93,10 @@ def judge(
     return ties
 
 
-def test_sixteen_at_once_cold_then_warm(
+def check_crowd(
     cluster: Cluster, combination: Combination, prompts: list[list[int]], oracle: GreedyOracle
 ) -> None:
+    """Sixteen at once, cold and then with a warm cache."""
     cluster.flush()
     tokens = output_tokens(combination)
     if tokens == SHORT:
@@ -107,7 +116,7 @@ def test_sixteen_at_once_cold_then_warm(
     print(f"near ties: {cold_ties} cold, {warm_ties} warm of {len(prompts) * tokens} tokens each")
 
 
-def test_alone(
+def check_alone(
     cluster: Cluster, combination: Combination, prompts: list[list[int]], oracle: GreedyOracle
 ) -> None:
     cluster.flush()
