@@ -67,7 +67,8 @@ EDGES = [
     *("", "x", "\u0000", "a/b", "\ud800", "\u00e9" * 300, "http://127.0.0.1:1", "default"),
     *([], {}, [1], ["x"], [[1, 2]], [None], {"a": 1}, {"5": 1}, {"type": "text", "text": "x"}),
 ]
-LEAF = st.sampled_from(EDGES) | st.integers() | st.floats() | st.text(max_size=20)
+# Copies: what is drawn goes into bodies that are changed further.
+LEAF = st.sampled_from(EDGES).map(copy.deepcopy) | st.integers() | st.floats() | st.text(max_size=20)
 ANY_JSON = st.recursive(
     LEAF,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),

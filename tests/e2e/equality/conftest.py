@@ -35,13 +35,13 @@ COMBINATIONS = [
 
 # Chunks, transfer and prefix cache are over when decode begins, and its first step reads all that they left.
 # So outputs are LONG at three combinations, which have every page size, chunk size and backend among them. At
-# the others they are SHORT, and the prompt of 2,000 tokens, four of the largest chunks, is left out of the
-# crowd. Each prompt runs alone at one combination. DIPTYCH_FULL_MATRIX=1 runs every prompt in the crowd and
+# the others they are SHORT. The prompt of 2,000 tokens, four of the largest chunks, is in the crowd at one. Each prompt runs alone at one combination. DIPTYCH_FULL_MATRIX=1 runs every prompt in the crowd and
 # alone at every combination, and all of them LONG (some fifteen minutes more).
 FULL_MATRIX = os.environ.get("DIPTYCH_FULL_MATRIX") == "1"
-LONG, SHORT = 64, 17
-"""Tokens. 17 begin a new page of 16, wherever the prompt ended."""
+LONG, SHORT = 33 if not FULL_MATRIX else 64, 17
+"""Tokens. 17 begin a new page of 16, wherever the prompt ended; 33 begin two."""
 LONGEST_PROMPT = 2000
+LONGEST_AT = (1, 512)
 LONG_AT = {(1, 512), (16, 16), (64, 64)}
 
 
@@ -99,7 +99,7 @@ def check_crowd(
     """Sixteen at once, cold and then with a warm cache."""
     cluster.flush()
     tokens = output_tokens(combination)
-    if tokens == SHORT:
+    if not FULL_MATRIX and combination[:2] != LONGEST_AT:
         prompts = [prompt for prompt in prompts if len(prompt) < LONGEST_PROMPT]
     requests = bodies(prompts, tokens)
     cold = cluster.client.post_all("/generate", requests, stagger=0.03)
