@@ -35,8 +35,9 @@ COMBINATIONS = [
 
 # Chunks, transfer and prefix cache are over when decode begins, and its first step reads all that they left.
 # So outputs are LONG at three combinations, which have every page size, chunk size and backend among them. At
-# the others they are SHORT. The prompt of 2,000 tokens, four of the largest chunks, is in the crowd at one. Each prompt runs alone at one combination. DIPTYCH_FULL_MATRIX=1 runs every prompt in the crowd and
-# alone at every combination, and all of them LONG (some fifteen minutes more).
+# the others they are SHORT. The prompt of 2,000 tokens, four of the largest chunks, is in the crowd at one.
+# Each prompt runs alone at one combination. DIPTYCH_FULL_MATRIX=1 runs every prompt in the crowd and alone at
+# every combination, and all of them LONG (some fifteen minutes more).
 FULL_MATRIX = os.environ.get("DIPTYCH_FULL_MATRIX") == "1"
 LONG, SHORT = 33 if not FULL_MATRIX else 64, 17
 """Tokens. 17 begin a new page of 16, wherever the prompt ended; 33 begin two."""
