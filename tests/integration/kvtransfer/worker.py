@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import resource
 import sys
 import threading
@@ -72,6 +73,10 @@ class Worker:
         host = options.get("host", "127.0.0.1")
         self.registry = CollectorRegistry()
         settings = TransferSettings(**options.get("settings", {}))
+        if host == "127.0.0.1":
+            # With the transports named UCX would take every interface, those too that tests of other hosts make and
+            # remove meanwhile.
+            os.environ.setdefault("UCX_NET_DEVICES", "lo")
         backend = make_backend(
             options.get("backend", "nixl"),
             self.slab,
