@@ -74,8 +74,8 @@ class Worker:
         self.registry = CollectorRegistry()
         settings = TransferSettings(**options.get("settings", {}))
         if host == "127.0.0.1":
-            # With the transports named UCX would take every interface, those too that tests of other hosts make and
-            # remove meanwhile.
+            # With the transports named UCX would take every interface, those too that tests of other hosts
+            # make and remove meanwhile.
             os.environ.setdefault("UCX_NET_DEVICES", "lo")
         backend = make_backend(
             options.get("backend", "nixl"),
