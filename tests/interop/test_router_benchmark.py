@@ -23,4 +23,6 @@ def test_both_routers_are_measured_beside_the_direct_way(clients: ClientEnvironm
         assert (result.requests, result.failed) == (64, 0)
         assert 0 < result.first_p50 <= result.first_p99
         assert (result.piece_p50 is not None) == result.load.stream
-        assert (result.cpu_per_request > 0) == (result.way != DIRECT)
+        # The kernel counts in steps of 10 ms, which is what a fast router needs for all of these.
+        assert result.cpu_per_request >= 0 if result.way != DIRECT else result.cpu_per_request == 0
+    assert any(result.cpu_per_request > 0 for result in results)
