@@ -11,6 +11,7 @@ from diptych.engine.profiler import NotProfiling, StepProfiler
 from diptych.engine.weight_update import NewWeights, WeightUpdates
 from diptych.engine.wire import (
     ActionReply,
+    Call,
     ContinueGeneration,
     Faults,
     FaultsReply,
@@ -26,18 +27,6 @@ from diptych.engine.wire import (
 )
 
 log = logging.getLogger(__name__)
-
-OperatorMessage = (
-    FlushCache
-    | GetState
-    | PauseGeneration
-    | ContinueGeneration
-    | UpdateWeights
-    | StartProfile
-    | StopProfile
-    | SetLogLevel
-    | Faults
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +63,7 @@ class OperatorCalls:
         """Why no new request can be taken now, although later it can."""
         return "the weights are being replaced" if self.weights.pending else None
 
-    def handle(self, message: OperatorMessage) -> None:
+    def handle(self, message: Call | SetLogLevel) -> None:
         match message:
             case FlushCache(call_id=call_id):
                 problem = self._busy()

@@ -151,20 +151,18 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, tag="faults"):
     change: FaultChange | None = None
 
 
-FrontendMessage = (
-    Generate
-    | Abort
-    | FlushCache
+Call = (
+    FlushCache
     | GetState
     | PauseGeneration
     | ContinueGeneration
     | UpdateWeights
     | StartProfile
     | StopProfile
-    | Drain
-    | SetLogLevel
     | Faults
 )
+"""What gets one answer, a `Reply` with its `call_id`."""
+FrontendMessage = Generate | Abort | Drain | SetLogLevel | Call
 
 # ---- scheduler → frontend ---------------------------------------------------------------------------
 
@@ -242,7 +240,8 @@ class FaultsReply(msgspec.Struct, frozen=True, kw_only=True, tag="faults_reply")
     report: FaultReport
 
 
-SchedulerMessage = OutputBatch | SchedulerReady | ActionReply | StateReply | FaultsReply
+Reply = ActionReply | StateReply | FaultsReply
+SchedulerMessage = OutputBatch | SchedulerReady | Reply
 
 MAX_MESSAGE_BYTES = 256 << 20
 

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 
-QUIET_SECONDS = 10.0
+from diptych.httpserver.throttle import Throttle
 
 
 class Cause(enum.StrEnum):
@@ -22,9 +22,8 @@ class Cause(enum.StrEnum):
 
 
 class Refusals:
-    """Of one listening socket. Each is counted; the first is logged at once, then one every `QUIET_SECONDS`
-    at most, with the number of those between: a flood must be seen and must not fill a disk. What is no HTTP
-    is counted alone: probes speak other protocols as a matter of course."""
+    """Of one listening socket. Each is counted, and some are logged, with the number of those between. What
+    is no HTTP is counted alone: probes speak other protocols as a matter of course."""
 
     def __init__(
         self,
@@ -34,19 +33,14 @@ class Refusals:
     ) -> None:
         self._logger = logger
         self._count = count
-        self._clock = clock
-        self._silent_until = float("-inf")
-        self._unsaid = 0
+        self._throttle = Throttle(clock)
 
     def add(self, cause: Cause, peer: str, message: str) -> None:
         self._count(cause)
         if cause is Cause.MALFORMED:
             return
-        now = self._clock()
-        if now < self._silent_until:
-            self._unsaid += 1
+        unsaid = self._throttle.admit()
+        if unsaid is None:
             return
-        earlier = f" (and {self._unsaid} others since the last such line)" if self._unsaid else ""
+        earlier = f" (and {unsaid} others since the last such line)" if unsaid else ""
         self._logger.warning("refused a connection from %s%s: %s", peer, earlier, message)
-        self._silent_until = now + QUIET_SECONDS
-        self._unsaid = 0

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils import z85
 
+from diptych.httpserver.throttle import Throttle
+
 _SALT = b"diptych cluster secret 1"
 _KEY_BYTES = 32
-_QUIET_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def set_key(socket: zmq.Socket[bytes], own: CurveKeys) -> None:
 
 
 class Refusals:
-    """Counts what came without the secret, and says so: the first at once, then every ten seconds at most."""
+    """Counts what came without the secret, and says so now and then."""
 
     def __init__(
         self,
@@ -72,17 +73,12 @@ class Refusals:
         self._logger = logger
         self._count = count
         self._level = level
-        self._clock = clock
-        self._silent_until = float("-inf")
-        self._unsaid = 0
+        self._throttle = Throttle(clock)
 
     def add(self, why: str) -> None:
         self._count()
-        now = self._clock()
-        if now < self._silent_until:
-            self._unsaid += 1
+        unsaid = self._throttle.admit()
+        if unsaid is None:
             return
-        earlier = f" (and {self._unsaid} before it)" if self._unsaid else ""
+        earlier = f" (and {unsaid} before it)" if unsaid else ""
         self._logger.log(self._level, "%s refused%s: %s", self._what, earlier, why)
-        self._silent_until = now + _QUIET_SECONDS
-        self._unsaid = 0

@@ -36,6 +36,12 @@ async def read_json(request: web.Request, kind: type[T]) -> T:
     return decode_json(await read_body(request), kind)
 
 
+async def read_optional_json(request: web.Request, kind: type[T]) -> T:
+    """For a body whose every field may be left out: none at all is `kind()`."""
+    body = await read_body(request)
+    return decode_json(body, kind) if body.strip() else kind()
+
+
 def decode_json(data: bytes, kind: type[T]) -> T:
     """Raises `BadRequest` for invalid UTF-8, malformed JSON and wrong types."""
     try:

@@ -8,12 +8,21 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Set
 from typing import Any, cast
 
-from diptych.common_config import effective_value, hide_secret, readback
+from diptych.common_config import BadValue, check_value, effective_value, hide_secret, readback
+from diptych.server.errors import BadRequest
 
 logger = logging.getLogger(__name__)
 
 LOG_LENGTH = 100
 """Updates that the readback shows: a weight version may change with every training step, for weeks."""
+
+
+def check_setting(name: str, value: object, *, hint: str = "") -> None:
+    """Raises `BadRequest` unless `value` could have been launched with as `name`; `hint` ends the message."""
+    try:
+        check_value(name, value)
+    except BadValue as error:
+        raise BadRequest(f"`{name}`: {error}{hint}", param=name) from None
 
 
 class ConfigOverlay:

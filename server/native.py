@@ -13,7 +13,7 @@ from aiohttp import web
 
 from diptych.common_config import get_observability
 from diptych.engine.wire import ActionReply, ContinueGeneration, PauseGeneration, StartProfile, StopProfile
-from diptych.server.body import decode_json, read_body
+from diptych.server.body import read_optional_json
 from diptych.server.bounds import within
 from diptych.server.errors import BadRequest, engine_error
 from diptych.server.frontend import FRONTEND, Frontend
@@ -34,8 +34,7 @@ class PauseRequest(msgspec.Struct, kw_only=True):
 async def pause_generation(request: web.Request) -> web.Response:
     """Nothing is computed until /continue_generation. New requests are taken and wait."""
     frontend = request.app[FRONTEND]
-    body = await read_body(request)
-    asked = decode_json(body, PauseRequest) if body.strip() else PauseRequest()
+    asked = await read_optional_json(request, PauseRequest)
     await _order(frontend, lambda call_id: PauseGeneration(call_id=call_id), ORDER_TIMEOUT)
     frontend.manager.paused = True
     aborted = frontend.manager.abort_all() if asked.mode == "abort" else 0
@@ -62,8 +61,7 @@ class ProfileRequest(msgspec.Struct, kw_only=True):
 async def start_profile(request: web.Request) -> web.Response:
     """Record the scheduler. Answers the file that will hold the trace."""
     frontend = request.app[FRONTEND]
-    body = await read_body(request)
-    asked = decode_json(body, ProfileRequest) if body.strip() else ProfileRequest()
+    asked = await read_optional_json(request, ProfileRequest)
     if asked.num_steps is not None and asked.num_steps < 1:
         raise BadRequest(f"num_steps must be at least 1, got {asked.num_steps}", param="num_steps")
     path = _trace_path(frontend, asked)

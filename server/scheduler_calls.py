@@ -7,35 +7,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from diptych.engine.faults import FaultChange
-from diptych.engine.wire import (
-    ActionReply,
-    ContinueGeneration,
-    Faults,
-    FaultsReply,
-    FlushCache,
-    GetState,
-    PauseGeneration,
-    StartProfile,
-    StateReply,
-    StopProfile,
-    UpdateWeights,
-)
+from diptych.engine.wire import ActionReply, Call, Faults, FaultsReply, GetState, Reply, StateReply
 from diptych.server.errors import DeadlineExceeded, Unavailable
 from diptych.server.scheduler_link import SchedulerLink
 
-Call = (
-    FlushCache
-    | GetState
-    | Faults
-    | PauseGeneration
-    | ContinueGeneration
-    | UpdateWeights
-    | StartProfile
-    | StopProfile
-)
 MakeCall = Callable[[int], Call]
 """From a call id to the message that carries it."""
-Reply = ActionReply | StateReply | FaultsReply
 R = TypeVar("R", ActionReply, StateReply, FaultsReply)
 
 

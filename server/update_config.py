@@ -7,8 +7,8 @@ from typing import cast
 
 from aiohttp import web
 
-from diptych.common_config import BadValue, check_value
 from diptych.server.body import read_json
+from diptych.server.config_overlay import check_setting
 from diptych.server.errors import BadRequest
 from diptych.server.frontend import FRONTEND
 from diptych.server.sse import json_response
@@ -44,8 +44,5 @@ def _checked(asked: dict[str, object]) -> dict[str, object]:
                 f"`{name}` can't be changed while the worker runs; {', '.join(CHANGEABLE)} can", param=name
             )
         if value is not None:
-            try:
-                check_value(name, value)
-            except BadValue as error:
-                raise BadRequest(f"`{name}`: {error}; null undoes a change", param=name) from None
+            check_setting(name, value, hint="; null undoes a change")
     return asked

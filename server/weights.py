@@ -7,9 +7,9 @@ import asyncio
 import msgspec
 from aiohttp import web
 
-from diptych.common_config import BadValue, check_value
 from diptych.engine.wire import UpdateWeights
 from diptych.server.body import read_json
+from diptych.server.config_overlay import check_setting
 from diptych.server.errors import BadRequest, DeadlineExceeded, Unavailable, engine_error
 from diptych.server.frontend import FRONTEND
 from diptych.server.sse import json_response
@@ -42,8 +42,10 @@ async def update_weights(request: web.Request) -> web.Response:
         raise BadRequest(
             "`flush_cache`: what the old weights computed is of no use to the new", param="flush_cache"
         )
-    _check("load_format", asked.load_format)
-    _check("weight_version", asked.weight_version)
+    if asked.load_format is not None:
+        check_setting("load_format", asked.load_format)
+    if asked.weight_version is not None:
+        check_setting("weight_version", asked.weight_version)
     manager.check_admission()
     load_format = asked.load_format or str(manager.config_value("load_format"))
     model_dir = await asyncio.to_thread(frontend.find_weights, asked.model_path, load_format)
@@ -77,11 +79,3 @@ async def update_weights(request: web.Request) -> web.Response:
             "num_paused_requests": 0,
         }
     )
-
-
-def _check(name: str, value: str | None) -> None:
-    if value is not None:
-        try:
-            check_value(name, value)
-        except BadValue as error:
-            raise BadRequest(f"`{name}`: {error}", param=name) from None

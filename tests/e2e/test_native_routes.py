@@ -19,11 +19,6 @@ FLAGS = ("--dtype", "float32", "--max-total-tokens", "2048", "--chunked-prefill-
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Path:
     """The same model with weights of its own."""
     directory = save_tiny_model(tmp_path_factory.mktemp("other"))
@@ -41,11 +36,8 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cluster(tiny: Path, traces: Path) -> Iterator[Cluster]:
     cluster = Cluster(*FLAGS, "--profile-dir", str(traces), model=str(tiny))
-    try:
-        yield cluster
-        cluster.close()
-    finally:
-        cluster.kill()
+    yield cluster
+    cluster.close()
 
 
 @pytest.fixture(scope="module")

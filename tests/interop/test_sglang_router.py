@@ -49,11 +49,8 @@ GENERATE: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     cluster = Cluster("--dtype", "float32", "--max-total-tokens", "8192", "--tool-call-parser", "hermes")
-    try:
-        yield cluster
-        cluster.close()
-    finally:
-        cluster.kill()
+    yield cluster
+    cluster.close()
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,10 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "httpserver": {"common_config"},
     "kernels": {"common_config"},
     "engine": {"kernels", "common_config"},
-    "kvtransfer": {"engine.background", "engine.faults", "engine.kv_layout", "engine.wire", "common_config"},
+    "kvtransfer": {
+        *("engine.background", "engine.faults", "engine.kv_layout", "engine.wire"),
+        *("httpserver.throttle", "common_config"),
+    },
     "prefill": {"engine", "kvtransfer", "kernels", "common_config"},
     "decode": {"engine", "kvtransfer", "kernels", "common_config"},
     "server": {"engine.faults", "engine.wire", "httpserver", "common_config"},

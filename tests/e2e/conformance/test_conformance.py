@@ -15,7 +15,6 @@ import torch
 from support.client import Client
 from support.cluster import Cluster, Colocated
 from support.oracle import greedy_oracle
-from support.tiny_model import save_tiny_model
 
 from diptych.server import requests
 from diptych.server.responses_request import REFUSED, ResponsesRequest
@@ -34,18 +33,10 @@ FLAGS = (
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
 def disaggregated(tiny: Path) -> Iterator[Cluster]:
     cluster = Cluster(*FLAGS, model=str(tiny))
-    try:
-        yield cluster
-        cluster.close()
-    finally:
-        cluster.kill()
+    yield cluster
+    cluster.close()
 
 
 @pytest.fixture(scope="module")

@@ -94,7 +94,7 @@ def judge(
     return ties
 
 
-def check_crowd(
+def test_sixteen_at_once_cold_then_warm(
     cluster: Cluster, combination: Combination, prompts: list[list[int]], oracle: GreedyOracle
 ) -> None:
     """Sixteen at once, cold and then with a warm cache."""
@@ -117,7 +117,7 @@ def check_crowd(
     print(f"near ties: {cold_ties} cold, {warm_ties} warm of {len(prompts) * tokens} tokens each")
 
 
-def check_alone(
+def test_alone(
     cluster: Cluster, combination: Combination, prompts: list[list[int]], oracle: GreedyOracle
 ) -> None:
     cluster.flush()

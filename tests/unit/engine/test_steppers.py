@@ -9,6 +9,7 @@ import pytest
 import torch
 import zmq
 from prometheus_client import CollectorRegistry
+from unit.engine.tiny_llama import LLAMA
 
 from diptych.common_config import ConfigError, Program, Role, get_schedule, get_spec, override_config, resolve
 from diptych.common_config.namespaces.spec import SPECULATIVE_ALGORITHMS
@@ -17,19 +18,6 @@ from diptych.engine.frontend_link import FrontendLink
 from diptych.engine.scheduler import SchedulerParts
 from diptych.engine.stepper import STEPPERS, Stepper
 from diptych.launch.assemble import build_prompt_queue, build_runner, build_running_batch, weights_loader
-
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "vocab_size": 100,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-5,
-    "torch_dtype": "float32",
-}
 
 
 def test_every_algorithm_that_the_flag_takes_has_a_stepper_and_no_other() -> None:

@@ -6,7 +6,8 @@ import logging
 
 import pytest
 
-from diptych.httpserver.refusals import QUIET_SECONDS, Cause, Refusals
+from diptych.httpserver.refusals import Cause, Refusals
+from diptych.httpserver.throttle import QUIET_SECONDS
 
 
 def test_each_is_counted_and_one_in_a_while_is_logged(caplog: pytest.LogCaptureFixture) -> None:
